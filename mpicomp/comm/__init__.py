@@ -1,0 +1,1 @@
+"""The MPI layer: tensors in, tensors out. The only package that imports mpi4py."""

@@ -1,0 +1,311 @@
+"""Collectives on flat tensors, each by the shortest way there is between the ranks.
+
+On one host the data moves through shared memory (node.py). Across hosts the owners of a segment
+reduce it with their counterparts by MPI, all segments at once. Where shared memory cannot be had,
+everything goes through MPI. All operations are generators that yield while they wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from mpicomp.comm import halves
+from mpicomp.comm.buffers import MAX_COUNT, Buffer, buffer, check, memory, pieces, raw
+from mpicomp.comm.node import SHARED_DIRECTORY, Combine, Node, Refused, Window, reduce_rows
+from mpicomp.comm.staging import Staging
+from mpicomp.comm.waiting import Task
+
+log = logging.getLogger("mpicomp")
+
+ARENA_BYTES = 4 << 20  # per rank
+_SMALL_BYTES = 32 << 10  # below this every rank reads everything: one barrier instead of two
+
+
+class Op(Enum):
+    """How elements of different ranks are combined."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+    PRODUCT = "product"
+
+
+_COMBINE: dict[Op, Combine] = {
+    Op.SUM: Tensor.add_,
+    Op.MAX: lambda total, row: torch.maximum(total, row, out=total),
+    Op.MIN: lambda total, row: torch.minimum(total, row, out=total),
+    Op.PRODUCT: Tensor.mul_,
+}
+_MPI_OP = {Op.SUM: MPI.SUM, Op.MAX: MPI.MAX, Op.MIN: MPI.MIN, Op.PRODUCT: MPI.PROD}
+_LOGICAL = {Op.SUM: Op.MAX, Op.MAX: Op.MAX, Op.MIN: Op.MIN, Op.PRODUCT: Op.MIN}
+
+
+def _until(request: MPI.Request) -> Task[None]:
+    while not request.Test():
+        yield
+
+
+class Communicator:
+    """A group of ranks and the ways between them. Building one is collective.
+
+    Args:
+        comm: duplicated, so that nothing else can get in between.
+        shared_memory: whether ranks of one host may share memory.
+        directory: the memory file system used for it.
+        host: ranks with the same number count as one host; None asks MPI.
+        max_count: elements that one MPI call may move.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        *,
+        shared_memory: bool = True,
+        directory: str = SHARED_DIRECTORY,
+        host: int | None = None,
+        max_count: int = MAX_COUNT,
+    ) -> None:
+        self.comm = comm.Dup()
+        self.rank, self.size = comm.rank, comm.size
+        self._max_count = max_count
+        if host is None:
+            self.local = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        else:
+            self.local = self.comm.Split(host, key=self.rank)
+        self.hosts = self.comm.allreduce(int(self.local.rank == 0))
+        owners = self.comm.allreduce(self.local.size, op=MPI.MIN)
+        self.node: Node | None = None
+        self._windows: list[Window] = []
+        self._stagings: dict[torch.device, Staging] = {}
+        self._cross: MPI.Comm | None = None
+        if shared_memory and self.size > 1 and self.comm.allreduce(self.local.size, MPI.MAX) > 1:
+            self._share(directory, owners)
+
+    def _share(self, directory: str, owners: int) -> None:
+        trouble = ""
+        try:
+            node = Node(self.local, arena_bytes=ARENA_BYTES, directory=directory, owners=owners)
+        except Refused as refused:
+            trouble = str(refused)
+        troubles = [text for text in self.comm.allgather(trouble) if text]
+        if troubles:
+            if self.rank == 0:
+                log.warning("no shared memory between ranks of a host (%s): using MPI", troubles[0])
+            return
+        self.node = node
+        if self.hosts > 1:
+            color = self.local.rank if self.local.rank < owners else MPI.UNDEFINED
+            self._cross = self.comm.Split(color, key=self.rank)
+
+    def free(self) -> None:
+        """Collective: give the communicators back to MPI. Shared memory goes with its tensors."""
+        self._windows.clear()
+        self.node = None
+        for comm in (self._cross, self.local, self.comm):
+            if comm is not None and comm != MPI.COMM_NULL:
+                comm.Free()
+
+    # ------------------------------------------------------------------------------- memory
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """Collective: host memory (num_bytes,) uint8 in which reductions are fastest.
+
+        Ordinary memory where no shared memory can be had, with one line in the log.
+        """
+        if self.node is not None and num_bytes > 0:
+            trouble = ""
+            try:
+                window = self.node.window(num_bytes)
+            except Refused as refused:
+                trouble = str(refused)
+            troubles = [text for text in self.comm.allgather(trouble) if text]
+            if not troubles:
+                self._windows.append(window)
+                return window.own
+            if self.rank == 0:
+                log.warning(
+                    "shared memory is too small for %d MB of gradients (%s): copying through "
+                    "a small part of it",
+                    num_bytes >> 20,
+                    troubles[0],
+                )
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def release(self, block: Tensor) -> None:
+        """Forget a block from `allocate`; its memory is returned with the last tensor in it."""
+        self._windows = [w for w in self._windows if w.own.data_ptr() != block.data_ptr()]
+
+    # --------------------------------------------------------------------------- reductions
+
+    def reduce_(self, flat: Tensor, op: Op = Op.SUM, scale: float | None = None) -> Task[None]:
+        """All-reduce of ``flat`` (n,), in place and times ``scale``; the same bits on all ranks.
+
+        Sums of 16-bit floats are accumulated in float32 and rounded once per host and once more
+        across hosts. A sum of bool is *or*, a product *and*.
+        """
+        if flat.device.type != "cpu":
+            yield from self._staging(flat.device).reduce_(
+                flat, lambda host: self.reduce_(host, op, scale)
+            )
+            return
+        check(flat)
+        if flat.dtype == torch.bool:
+            flat, op = flat.view(torch.uint8), _LOGICAL[op]
+        if self.size == 1 or flat.numel() == 0:
+            if scale is not None:
+                flat.mul_(scale)
+            return
+        if self.node is None:
+            yield from self._reduce_mpi(self.comm, flat, op, scale)
+            return
+        for window in self._windows:
+            offset = window.find(flat)
+            if offset is not None:
+                rows = window.peers(offset, flat.numel(), flat.dtype)
+                yield from self._reduce_window(self.node, rows, op, scale)
+                return
+        num_bytes = flat.numel() * flat.element_size()
+        if num_bytes > _SMALL_BYTES:
+            yield from self._reduce_arena(self.node, flat, op, scale)
+        elif self.hosts > 1:
+            yield from self._reduce_mpi(self.comm, flat, op, scale)
+        else:
+            yield from self._reduce_small(self.node, flat, op, scale)
+
+    def _staging(self, device: torch.device) -> Staging:
+        if device not in self._stagings:
+            self._stagings[device] = Staging(device)
+        return self._stagings[device]
+
+    def _reduce_window(
+        self, node: Node, rows: list[Tensor], op: Op, scale: float | None
+    ) -> Task[None]:
+        segment = node.segment(rows[0].numel())
+        mine = [row[segment] for row in rows]
+        yield from node.barrier()
+        yield from self._reduce_segment(node, mine, mine, op, scale)
+        yield from node.barrier()
+
+    def _reduce_arena(self, node: Node, flat: Tensor, op: Op, scale: float | None) -> Task[None]:
+        length = len(node.next_half(flat.dtype)[0])
+        for piece in pieces(flat.numel(), length):
+            own = flat[piece]
+            rows = [half[: own.numel()] for half in node.next_half(flat.dtype)]
+            segment = node.segment(own.numel())
+            shared = rows[node.rank]
+            shared[: segment.start].copy_(own[: segment.start])
+            shared[segment.stop :].copy_(own[segment.stop :])
+            mine = [own[segment] if r == node.rank else row[segment] for r, row in enumerate(rows)]
+            yield from node.barrier()
+            yield from self._reduce_segment(node, mine, [own[segment], shared[segment]], op, scale)
+            yield from node.barrier()
+            for rank, other in enumerate(node.segments(own.numel())):
+                if rank != node.rank:
+                    own[other].copy_(rows[rank][other])
+
+    def _reduce_segment(
+        self,
+        node: Node,
+        rows: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        op: Op,
+        scale: float | None,
+    ) -> Task[None]:
+        if self._cross is None:
+            reduce_rows(rows, targets, _COMBINE[op], scale)
+        elif self._cross != MPI.COMM_NULL and rows[0].numel() > 0:
+            total = targets[node.rank if len(targets) == node.size else 0]
+            reduce_rows(rows, [total], _COMBINE[op], None)
+            yield from self._reduce_mpi(self._cross, total, op, scale)
+            for target in targets:
+                if target is not total:
+                    target.copy_(total)
+
+    def _reduce_small(self, node: Node, flat: Tensor, op: Op, scale: float | None) -> Task[None]:
+        rows = [half[: flat.numel()] for half in node.next_half(flat.dtype)]
+        rows[node.rank].copy_(flat)
+        yield from node.barrier()
+        reduce_rows(rows, [flat], _COMBINE[op], scale)
+
+    def _reduce_mpi(self, comm: MPI.Comm, flat: Tensor, op: Op, scale: float | None) -> Task[None]:
+        if flat.dtype in halves.HALVES and op is not Op.SUM:
+            wide = flat.float()
+            yield from self._reduce_mpi(comm, wide, op, scale)
+            flat.copy_(wide)
+            return
+        for piece in pieces(flat.numel(), self._max_count):
+            part = flat[piece]
+            if part.dtype in halves.HALVES:
+                yield from halves.sum_(comm, part, scale)
+                continue
+            yield from _until(comm.Iallreduce(MPI.IN_PLACE, buffer(part), _MPI_OP[op]))
+            if scale is not None:
+                part.mul_(scale)
+
+    # -------------------------------------------------------------------------------- moves
+
+    def broadcast_(self, tensor: Tensor, root: int) -> Task[None]:
+        """``tensor`` of rank ``root`` replaces the contents of ``tensor`` everywhere."""
+        flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.view(-1)
+        for piece in pieces(flat.numel(), self._max_count):
+            yield from _until(self.comm.Ibcast(raw(flat[piece]), root))
+
+    def gather(self, tensor: Tensor, lengths: Sequence[int]) -> Task[list[Tensor]]:
+        """The 1-d tensors of all ranks, in rank order; ``lengths[r]`` elements from rank r."""
+        result = tensor.new_empty(sum(lengths))
+        parts = list(result.split(list(lengths)))
+        counts = [part.numel() * part.element_size() for part in parts]
+        if sum(counts) <= self._max_count:
+            receive: Buffer = [memory(result), (counts, None), MPI.BYTE]
+            yield from _until(self.comm.Iallgatherv(raw(tensor), receive))
+            return parts
+        parts[self.rank].copy_(tensor)
+        for rank, part in enumerate(parts):
+            yield from self.broadcast_(part, rank)
+        return parts
+
+    def all_to_all(self, outgoing: Sequence[Tensor], lengths: Sequence[int]) -> Task[list[Tensor]]:
+        """Send ``outgoing[r]`` (1-d) to rank r; returns what each rank sent here."""
+        incoming = [outgoing[0].new_empty(length) for length in lengths]
+        requests: list[MPI.Request] = []
+        for shift in range(self.size):
+            to, origin = (self.rank + shift) % self.size, (self.rank - shift) % self.size
+            requests += self._each_piece(incoming[origin], self.comm.Irecv, origin)
+            requests += self._each_piece(outgoing[to], self.comm.Isend, to)
+        for request in requests:
+            yield from _until(request)
+        return incoming
+
+    def _each_piece(
+        self, tensor: Tensor, call: Callable[[Buffer, int], MPI.Request], rank: int
+    ) -> list[MPI.Request]:
+        flat = tensor.view(torch.uint8) if tensor.numel() else tensor
+        return [call(raw(flat[piece]), rank) for piece in pieces(flat.numel(), self._max_count)]
+
+    def lengths(self, length: int) -> Task[list[int]]:
+        """Every rank's ``length``, in rank order."""
+        own = torch.tensor([length])
+        every = yield from self.gather(own, [1] * self.size)
+        return [int(value) for value in every]
+
+    # ------------------------------------------------------------------------ synchronising
+
+    def barrier(self) -> Task[None]:
+        """Return when every rank has come here."""
+        yield from _until(self.comm.Ibarrier())
+
+    def same(self, digest: int) -> Task[bool]:
+        """A barrier that tells whether all ranks came with the same ``digest`` (63 bits)."""
+        if self.size == 1:
+            return True
+        if self.node is not None and self.hosts == 1:
+            return (yield from self.node.same(digest))
+        extremes = torch.tensor([digest, -digest])
+        yield from _until(self.comm.Iallreduce(MPI.IN_PLACE, buffer(extremes), MPI.MAX))
+        return bool(extremes[0] == -extremes[1])

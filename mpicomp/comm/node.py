@@ -1,0 +1,207 @@
+"""The ranks of one host: shared memory, and reductions straight out of each other's buffers.
+
+Every rank owns one segment of the elements. It reads that segment from all ranks, reduces it in
+rank order in a block that stays in its cache, and writes the result back to all of them: each
+element crosses the memory bus twice, whatever the number of ranks, and all ranks get the same
+bits because only one of them computed it.
+
+Two kinds of memory are shared. A *window* holds the buckets of a training run, which are reduced
+where they lie. The *arena* is small; other tensors pass through it piece by piece.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from mpicomp.comm.buffers import buffer
+from mpicomp.comm.waiting import Task
+
+SHARED_DIRECTORY = "/dev/shm"
+BLOCK_ELEMENTS = 1 << 17  # what is reduced at a time: a few blocks fit in a core's cache
+_LINE_BYTES = 64  # each rank writes to cache lines of its own
+
+Combine = Callable[[Tensor, Tensor], Tensor]  # in place: combine(accumulator, other)
+
+
+class Refused(Exception):
+    """Shared memory could not be had; the reason, as text."""
+
+
+def share(comm: MPI.Comm, rank_bytes: int, directory: str) -> list[Tensor]:
+    """Memory that all ranks of ``comm`` see: one uint8 tensor (rank_bytes,) per rank.
+
+    Collective. The file behind it has no name once this returns, so nothing is left behind
+    however the job ends; the memory lives as long as a tensor that uses it.
+
+    Raises:
+        Refused: on every rank, if any rank could not map or reserve it.
+    """
+    path, trouble = "", ""
+    if comm.rank == 0:
+        try:
+            descriptor, path = tempfile.mkstemp(prefix="mpicomp-", dir=directory)
+            os.ftruncate(descriptor, comm.size * rank_bytes)
+            os.close(descriptor)
+        except OSError as error:
+            trouble = str(error)
+    path = comm.bcast(path)
+    parts: list[Tensor] = []
+    if path:
+        try:
+            parts = _map(path, comm, rank_bytes)
+        except OSError as error:
+            trouble = str(error)
+    troubles = [text for text in comm.allgather(trouble) if text]
+    if comm.rank == 0 and path:
+        os.unlink(path)
+    if troubles:
+        raise Refused(troubles[0])
+    return parts
+
+
+def _map(path: str, comm: MPI.Comm, rank_bytes: int) -> list[Tensor]:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        # Reserve now: a full tmpfs is an error here and a bus error on first touch. Every rank
+        # reserves its own part, so that the pages lie near the processor that uses them most.
+        os.posix_fallocate(descriptor, comm.rank * rank_bytes, rank_bytes)
+        mapping = mmap.mmap(descriptor, comm.size * rank_bytes)
+    finally:
+        os.close(descriptor)
+    return [
+        torch.frombuffer(mapping, dtype=torch.uint8, count=rank_bytes, offset=rank * rank_bytes)
+        for rank in range(comm.size)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The same stretch of memory of each rank of the host; ``parts[i]`` is rank i's, in bytes."""
+
+    parts: list[Tensor]
+    own: Tensor
+
+    def find(self, tensor: Tensor) -> int | None:
+        """Where in ``own`` the memory of ``tensor`` begins, in bytes; None if it lies outside."""
+        offset = tensor.data_ptr() - self.own.data_ptr()
+        inside = offset >= 0 and offset + tensor.numel() * tensor.element_size() <= len(self.own)
+        return offset if inside else None
+
+    def peers(self, offset: int, numel: int, dtype: torch.dtype) -> list[Tensor]:
+        """The tensor (numel,) at byte ``offset``, as each rank of the host has it."""
+        end = offset + numel * dtype.itemsize
+        return [part[offset:end].view(dtype) for part in self.parts]
+
+
+class Node:
+    """The ranks of one host, with flags and an arena in shared memory.
+
+    Args:
+        comm: the ranks of the host; used for set-up, and for barriers where flags cannot be.
+        arena_bytes: per rank; half of it is in use at a time.
+        directory: a memory file system.
+        owners: how many of the ranks, from 0, own a segment (all, unless hosts differ in size).
+
+    Raises:
+        Refused: on every rank, if the shared memory cannot be had.
+    """
+
+    def __init__(
+        self, comm: MPI.Comm, *, arena_bytes: int, directory: str, owners: int | None = None
+    ) -> None:
+        self.comm = comm
+        self.rank, self.size = comm.rank, comm.size
+        self.owners = owners or comm.size
+        self._directory = directory
+        parts = share(comm, _LINE_BYTES + arena_bytes, directory)
+        # Flags rely on stores becoming visible in program order, which x86 promises.
+        self._use_flags = platform.machine() in ("x86_64", "AMD64")
+        self._flags = [part[:_LINE_BYTES].numpy().data.cast("q") for part in parts]
+        self._arena = Window([p[_LINE_BYTES:] for p in parts], parts[self.rank][_LINE_BYTES:])
+        self._half_bytes = arena_bytes // 2
+        self._half = 0
+        self._turn = 0
+
+    def window(self, num_bytes: int) -> Window:
+        """Collective: shared memory of ``num_bytes`` for each rank; raises `Refused`."""
+        parts = share(self.comm, num_bytes, self._directory)
+        return Window(parts, parts[self.rank])
+
+    def barrier(self) -> Task[None]:
+        """Return when every rank of the host has come here; what they wrote before is visible."""
+        if not self._use_flags:
+            request = self.comm.Ibarrier()
+            while not request.Test():
+                yield
+            return
+        self._turn += 1
+        self._flags[self.rank][0] = self._turn
+        for flags in self._flags:
+            while flags[0] < self._turn:
+                yield
+
+    def same(self, digest: int) -> Task[bool]:
+        """A barrier that tells whether all ranks came with the same ``digest``."""
+        if not self._use_flags:
+            extremes = torch.tensor([digest, -digest])
+            request = self.comm.Iallreduce(MPI.IN_PLACE, buffer(extremes), MPI.MAX)
+            while not request.Test():
+                yield
+            return bool(extremes[0] == -extremes[1])
+        slot = 1 + (self._turn + 1) % 2  # a rank can be one turn ahead, never two
+        self._flags[self.rank][slot] = digest
+        yield from self.barrier()
+        return all(flags[slot] == digest for flags in self._flags)
+
+    def segments(self, numel: int) -> list[slice]:
+        """Which elements each rank owns; ranks that own none have an empty slice."""
+        length = -(-numel // self.owners)
+        edges = [min(rank * length, numel) for rank in range(self.owners + 1)]
+        edges += [numel] * (self.size - self.owners)
+        return [slice(start, stop) for start, stop in itertools.pairwise(edges)]
+
+    def segment(self, numel: int) -> slice:
+        """The elements that this rank owns."""
+        return self.segments(numel)[self.rank]
+
+    def next_half(self, dtype: torch.dtype) -> list[Tensor]:
+        """The other half of the arena, as each rank has it.
+
+        Ranks may still read the half used last, but not the one before: to come this far, all
+        have passed a barrier since.
+        """
+        self._half = 1 - self._half
+        start = self._half * self._half_bytes
+        return self._arena.peers(start, self._half_bytes // dtype.itemsize, dtype)
+
+
+def reduce_rows(
+    rows: Sequence[Tensor], targets: Sequence[Tensor], combine: Combine, scale: float | None
+) -> None:
+    """Combine ``rows`` in order, times ``scale``, into all ``targets``; all of equal length.
+
+    16-bit floats are accumulated and scaled in float32 and rounded once, at the end.
+    """
+    numel, dtype = rows[0].numel(), rows[0].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    scratch = torch.empty(min(BLOCK_ELEMENTS, numel), dtype=wide)
+    for start in range(0, numel, BLOCK_ELEMENTS):
+        block = slice(start, min(start + BLOCK_ELEMENTS, numel))
+        total = scratch[: block.stop - start]
+        total.copy_(rows[0][block])
+        for row in rows[1:]:
+            combine(total, row[block])
+        if scale is not None:
+            total.mul_(scale)
+        for target in targets:
+            target[block].copy_(total)

@@ -1,0 +1,71 @@
+"""Gradient compressors: what travels between ranks, without knowing how it travels."""
+
+from .base import (
+    AllToAll,
+    Broadcast,
+    Bucket,
+    Capabilities,
+    Compressor,
+    Decoded,
+    Dense,
+    Entry,
+    Exchange,
+    Exchanged,
+    Gather,
+    GatherV,
+    Max,
+    Mean,
+    Message,
+    Sparse,
+    State,
+    Sum,
+    all_finite,
+)
+from .cast import BFloat16, Float16
+from .dense import NoCompression
+from .feedback import Feedback, with_feedback
+from .powersgd import PowerSGD
+from .registry import available, parse, register, spec_of
+from .rules import Compression, assign, resolve
+from .simulate import Simulation, StepResult, bucket_of, simulate
+from .topk import TopK
+
+__all__ = [
+    "AllToAll",
+    "BFloat16",
+    "Broadcast",
+    "Bucket",
+    "Capabilities",
+    "Compression",
+    "Compressor",
+    "Decoded",
+    "Dense",
+    "Entry",
+    "Exchange",
+    "Exchanged",
+    "Feedback",
+    "Float16",
+    "Gather",
+    "GatherV",
+    "Max",
+    "Mean",
+    "Message",
+    "NoCompression",
+    "PowerSGD",
+    "Simulation",
+    "Sparse",
+    "State",
+    "StepResult",
+    "Sum",
+    "TopK",
+    "all_finite",
+    "assign",
+    "available",
+    "bucket_of",
+    "parse",
+    "register",
+    "resolve",
+    "simulate",
+    "spec_of",
+    "with_feedback",
+]

@@ -1,0 +1,290 @@
+"""From local gradients to their mean, while backward still runs.
+
+Every parameter has a hook that autograd calls when its gradient is complete. The hook copies the
+gradient into its bucket (adding the residual in the same pass) and a full bucket goes to the
+communication thread, in bucket order. When backward ends, the parameters that got no gradient are
+filled in, and the *ballot*, one small reduction, tells every rank what all of them must know alike:
+which parameters were used anywhere, and whether all gradients were finite. Only then do the
+compressors commit what they remember, and the means become the gradients.
+
+The rule behind it: an exchange replaces the accumulated ``p.grad`` of every rank by its mean, with
+zeros for a rank that has none. Accumulation, several backward passes before a step and parameters
+that come and go all follow from it.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.nn import Parameter
+
+from mpicomp import world as _world
+from mpicomp.ballot import Mark, agree_on_models
+from mpicomp.comm.communicator import Communicator, Op
+from mpicomp.compress.rules import Compression, assign
+from mpicomp.exchange import Group
+from mpicomp.fusion import Buckets, memory_strides, plan
+from mpicomp.progress import Lane
+from mpicomp.step import Slot, Step
+
+_CUSTOM_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
+Memory = Mapping[str, Mapping[str, Tensor]]  # slot -> parameter name -> tensor
+
+
+class Engine:
+    """Exchanges the gradients of one set of parameters.
+
+    Building one is local; ranks first meet in `agree`, or in the first exchange.
+
+    Args:
+        params: name and parameter, in registration order, equal on all ranks.
+        compression: as for `DistributedOptimizer`.
+        bucket_bytes: size at which a bucket is full.
+        loss_scale: the factor in this step's gradients; asked once per exchange.
+        holding: whether gradients are being accumulated and not exchanged.
+        pass_held: called at the end of a backward pass that only accumulated.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[tuple[str, Parameter]],
+        compression: Compression,
+        *,
+        bucket_bytes: float,
+        loss_scale: Callable[[], float],
+        holding: Callable[[], bool],
+        pass_held: Callable[[], None],
+    ) -> None:
+        world = _world.get()
+        self._progress, self._profile = world.progress, world.profile
+        self._compression = compression
+        self._bucket_bytes = bucket_bytes
+        self._loss_scale, self._holding, self._pass_held = loss_scale, holding, pass_held
+        self._slots: list[Slot] = []
+        self._hooks: list[Any] = []
+        self._lane = Lane()
+        self._buckets: Buckets | None = None
+        self._memory: Memory = {}  # of parameters that are in no bucket now
+        self._sparse: set[int] = set()
+        self._order: list[int] = []  # in which gradients arrived; empty until known
+        self._agreed = False
+        self._step: Step | None = None
+        self._graphs: set[int] = set()  # autograd runs that will tell us when they end
+        self._root: int | None = None  # the outermost of them
+        self._held = False  # gradients were accumulated since the last exchange
+        self._held_graph = -1
+        self.joining = False  # ranks may run out of data; every exchange asks who has some
+        self.exhausted = False  # this rank has
+        self.last_active: tuple[int, ...] = ()  # the ranks that had data in the last exchange
+        self.add(params)
+
+    # ------------------------------------------------------------------------ parameters
+
+    def add(self, params: Sequence[tuple[str, Parameter]]) -> None:
+        """Take on more parameters; the buckets are made anew before the next exchange."""
+        for name, param in params:
+            slot = Slot(len(self._slots), name, param)
+            self._slots.append(slot)
+            if param.is_floating_point() or param.is_complex():
+                self._hooks.append(self._hook(slot))
+            if param.device.type == "cuda" and self._lane.stream is None:
+                self._lane.stream = torch.cuda.Stream(param.device)
+        self._compressors = assign(
+            self._compression,
+            [(slot.name, tuple(slot.param.shape), slot.param.dtype) for slot in self._slots],
+        )
+        self._drop_buckets()
+        self._order, self._agreed = [], False
+
+    def memory(self) -> dict[str, dict[str, Tensor]]:
+        """What the compressors remember, by slot and parameter name (not a copy)."""
+        memory = {slot: dict(tensors) for slot, tensors in self._memory.items()}
+        for slot, tensors in (self._buckets.memory() if self._buckets else {}).items():
+            memory.setdefault(slot, {}).update(tensors)
+        return memory
+
+    def restore(self, memory: Memory) -> None:
+        """Let the compressors remember ``memory``, by parameter name."""
+        self._memory = memory
+        if self._buckets is not None:
+            self._buckets.restore(memory)
+
+    def close(self) -> None:
+        """Let go of the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._drop_buckets()
+        self._progress.forget(self._lane)
+
+    def _hook(self, slot: Slot) -> Any:
+        """Have autograd call `_arrived`; also for a frozen parameter, should it be unfrozen."""
+        reference = weakref.ref(self)  # parameters outlive optimizers
+
+        def arrived(param: Tensor) -> None:
+            engine = reference()
+            if engine is not None:
+                engine._arrived(slot)
+
+        frozen = not slot.param.requires_grad
+        slot.param.requires_grad_(True)
+        handle = slot.param.register_post_accumulate_grad_hook(arrived)
+        slot.param.requires_grad_(not frozen)
+        return handle
+
+    @cached_property
+    def _communicator(self) -> Communicator:
+        """Collective when first asked for."""
+        return _world.get().new_communicator()
+
+    def agree(self) -> None:
+        """Collective: `MismatchError` on every rank unless all hold the same parameters."""
+        if not self._agreed:
+            lines = {
+                slot.name: f"{tuple(slot.param.shape)}, strides {memory_strides(slot.param)}, "
+                f"{slot.param.dtype}, {self._compressors[slot.name]}"
+                for slot in self._slots
+            }
+            _world.wait(agree_on_models(self._communicator, lines), "the comparison of models")
+            self._agreed = True
+
+    # --------------------------------------------------------------------------- buckets
+
+    def _make_buckets(self) -> Buckets:
+        """Collective: parameters that some rank trains, in the order in which they arrived."""
+        trained = torch.tensor([slot.param.requires_grad for slot in self._slots])
+        task = self._communicator.reduce_(trained, Op.MAX)
+        _world.wait(task, "the list of trained parameters")
+        order = self._order or [slot.index for slot in reversed(self._slots)]
+        chosen = [self._slots[i] for i in order if trained[i] and i not in self._sparse]
+        plans = plan(
+            [(slot.name, slot.param.data) for slot in chosen], self._compressors, self._bucket_bytes
+        )
+        buckets = Buckets(plans, self._communicator)
+        buckets.restore(self._memory)
+        kept = buckets.memory()
+        self._memory = {
+            slot: {n: t.clone() for n, t in tensors.items() if n not in kept.get(slot, {})}
+            for slot, tensors in self._memory.items()
+        }
+        position = {e.name: b for b, p in enumerate(plans) for e in p.entries}
+        for slot in self._slots:
+            slot.bucket = position.get(slot.name)
+        return buckets
+
+    def _drop_buckets(self) -> None:
+        if self._buckets is not None:
+            self._memory = self.memory()
+            self._buckets.release()
+            self._buckets = None
+
+    # ---------------------------------------------------------------------- backward runs
+
+    def _arrived(self, slot: Slot) -> None:
+        """Autograd has accumulated a gradient into ``slot.param.grad``."""
+        graph = torch._C._current_graph_task_id()
+        if self._step is None and self._holds(graph):
+            return
+        if self._step is None or graph not in self._graphs:
+            nested = _inside_custom_backward()
+            if self._step is not None and not nested and self._root is not None:
+                self._finish(discard=True)  # that backward pass ended with an exception
+            if self._step is None:
+                self._begin()
+            self._graphs.add(graph)
+            if not nested:
+                self._root = graph
+            Variable._execution_engine.queue_callback(lambda: self._ended(nested))
+        assert self._step is not None
+        self._step.take(slot)
+
+    def _holds(self, graph: int) -> bool:
+        """Whether this autograd run only accumulates; asked and told once per run."""
+        if graph != self._held_graph:
+            if not self._holding():
+                return False
+            self._held, self._held_graph = True, graph
+            if not _inside_custom_backward():
+                Variable._execution_engine.queue_callback(self._pass_held)
+        return True
+
+    def _ended(self, nested: bool) -> None:
+        """An autograd run is over. One inside another ends the step only if nothing is missing."""
+        if self._step is not None and (not nested or self._step.complete):
+            self._finish()
+
+    def synchronize(self) -> None:
+        """Exchange what has been accumulated and not exchanged; nothing otherwise."""
+        if self._step is None and self._held:
+            self._begin()
+        if self._step is not None:
+            self._finish()
+
+    def shadow(self) -> bool:
+        """Take part in an exchange without data of one's own; False once no rank has any."""
+        step = self._begin()
+        if step.group.active:
+            self._finish()
+        self._step = None
+        return bool(step.group.active)
+
+    def _begin(self) -> Step:
+        self.agree()
+        active = tuple(range(self._communicator.size))
+        if self.joining:
+            own = torch.tensor([not self.exhausted])
+            task = self._communicator.gather(own, [1] * self._communicator.size)
+            flags = _world.wait(task, "the count of ranks that still have data")
+            active = tuple(rank for rank, has_data in enumerate(flags) if has_data)
+        self.last_active = active or self.last_active
+        if self._buckets is None:
+            self._buckets = self._make_buckets()
+        self._graphs, self._root = set(), None
+        self._step = Step(
+            self._slots,
+            self._buckets,
+            Group(self._communicator, active),
+            scale=self._loss_scale(),
+            lane=self._lane,
+            progress=self._progress,
+            profile=self._profile,
+        )
+        return self._step
+
+    def _finish(self, *, discard: bool = False) -> None:
+        assert self._step is not None
+        step, self._step = self._step, None
+        self._held = False
+        agreed = step.finish(discard=discard)
+        sparse = set(agreed.marked(Mark.SPARSE))
+        placed = {slot.index for slot in self._slots if slot.bucket is not None}
+        wanted = set(agreed.marked(Mark.TRAINED)) - self._sparse - sparse
+        if not self._order and not discard:
+            self._order = self._first_order(step.arrived)
+            self._drop_buckets()
+        elif placed != wanted and step.group.active:
+            self._drop_buckets()
+        self._sparse |= sparse
+
+    def _first_order(self, arrived: list[int]) -> list[int]:
+        """Collective: the order in which gradients arrived on rank 0, then all others."""
+        order = arrived + [s.index for s in reversed(self._slots) if s.index not in set(arrived)]
+        agreed = torch.tensor(order)
+        _world.wait(self._communicator.broadcast_(agreed, 0), "the order of gradients")
+        return [int(index) for index in agreed]
+
+
+def _inside_custom_backward() -> bool:
+    """Whether this backward run was started by another one (reentrant checkpointing)."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CUSTOM_BACKWARD:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

@@ -1,0 +1,258 @@
+"""`DistributedOptimizer`: any torch optimizer, fed with gradients that are means over ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpicomp import world as _world
+from mpicomp.compress.rules import Compression, resolve
+from mpicomp.engine import Engine
+from mpicomp.replicate import broadcast_optimizer_state, broadcast_parameters
+
+_MEMORY = "mpicomp"  # the key in ``state_dict()`` under which compressors' memory is kept
+
+
+def _delegated(name: str) -> Any:
+    """An attribute that lives in the wrapped optimizer, also when it is assigned."""
+
+    def get(self: DistributedOptimizer) -> Any:
+        return getattr(self.optimizer, name)
+
+    def assign(self: DistributedOptimizer, value: Any) -> None:
+        setattr(self.optimizer, name, value)
+
+    def delete(self: DistributedOptimizer) -> None:
+        delattr(self.optimizer, name)
+
+    return property(get, assign, delete)
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """A torch optimizer whose parameters have mean gradients when ``backward()`` returns.
+
+    The optimizer that is wrapped stays the user's: its class, state, parameter groups and hooks
+    are used through this object, so schedulers, gradient scalers and clipping work unchanged.
+    Building one is collective. With one rank it does nothing but delegate.
+
+    Args:
+        optimizer: any `torch.optim.Optimizer`.
+        named_parameters: names for the parameters, as from ``model.named_parameters()``.
+        compression: a name, a spec such as ``"topk:density=0.01"``, a configured compressor, or a
+            mapping from patterns of parameter names to these; by default what
+            ``MPICOMP_COMPRESSION`` says, or ``"none"``.
+        backward_passes_per_step: gradients are summed locally over this many backward passes and
+            exchanged in the last one.
+        model: gives the names, and its buffers are broadcast too.
+        grad_scaler: a `torch.amp.GradScaler`; what compressors remember is then kept in units
+            that do not change with the loss scale.
+        broadcast: send rank 0's parameters, buffers and optimizer state to all ranks first.
+        fusion_mb: size of a bucket of gradients, in MB (2**20 bytes).
+
+    Raises:
+        ValueError: an argument does not fit; names are missing or not unique.
+        MismatchError: the ranks do not hold the same model; on every rank.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+        compression: Compression = None,
+        backward_passes_per_step: int = 1,
+        *,
+        model: nn.Module | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        broadcast: bool = True,
+        fusion_mb: float | None = None,
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"DistributedOptimizer: optimizer must be torch's, got {optimizer!r}")
+        if isinstance(optimizer, DistributedOptimizer):
+            raise ValueError("DistributedOptimizer: optimizer must not be wrapped already")
+        if backward_passes_per_step < 1:
+            raise ValueError(
+                "DistributedOptimizer: backward_passes_per_step must be at least 1, "
+                f"got {backward_passes_per_step}"
+            )
+        settings = _world.get().settings
+        if fusion_mb is None:
+            fusion_mb = settings.fusion_mb
+        if not fusion_mb > 0:
+            raise ValueError(f"DistributedOptimizer: fusion_mb must be above 0, got {fusion_mb}")
+        if named_parameters is None and model is not None:
+            named_parameters = model.named_parameters()
+        self.optimizer = optimizer
+        self._names = dict(named_parameters or ())
+        self._compression = settings.compression if compression is None else compression
+        resolve(self._compression)
+        self._fusion_mb = fusion_mb
+        self._grad_scaler = grad_scaler
+        self.backward_passes_per_step = backward_passes_per_step
+        self._start()
+        if self._engine is not None:
+            self._engine.agree()
+            if broadcast:
+                broadcast_parameters(self._named(), root_rank=0)
+                broadcast_parameters(model.named_buffers() if model else {}, root_rank=0)
+                broadcast_optimizer_state(optimizer, root_rank=0)
+
+    def _start(self) -> None:
+        self._passes = 0  # backward passes since the last exchange
+        self._no_sync = False
+        self._engine: Engine | None = None
+        if _world.size() > 1:
+            self._engine = Engine(
+                self._named(),
+                self._compression,
+                bucket_bytes=self._fusion_mb * 2**20,
+                loss_scale=self._loss_scale,
+                holding=lambda: self._no_sync or self._passes + 1 < self.backward_passes_per_step,
+                pass_held=self._count_pass,
+            )
+
+    def _named(self, first_group: int = 0) -> list[tuple[str, nn.Parameter]]:
+        """Parameters in order of registration; one without a name is called by its place."""
+        names = {id(param): name for name, param in self._names.items()}
+        if len(names) < len(self._names):
+            raise ValueError("DistributedOptimizer: named_parameters must name each parameter once")
+        return [
+            (names.get(id(param), f"group{number}.{place}"), param)
+            for number, group in enumerate(self.optimizer.param_groups)
+            for place, param in enumerate(group["params"])
+            if number >= first_group
+        ]
+
+    def _loss_scale(self) -> float:
+        scaler = self._grad_scaler
+        return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
+
+    def _count_pass(self) -> None:
+        self._passes += 1
+
+    # --------------------------------------------------------------------------- training
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """As the wrapped optimizer; gradients that were only accumulated are exchanged first."""
+        self.synchronize()
+        return self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+
+    def synchronize(self) -> None:
+        """Exchange what was accumulated and not exchanged yet; otherwise harmless."""
+        if self._engine is not None:
+            self._engine.synchronize()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer."""
+        self.optimizer.zero_grad(set_to_none)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here add to ``p.grad`` of this rank alone.
+
+        The next one outside, or `step`, exchanges the sum.
+        """
+        before, self._no_sync = self._no_sync, True
+        try:
+            yield
+        finally:
+            self._no_sync = before
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """For Horovod scripts: `step` never exchanges twice, so there is nothing to skip."""
+        yield
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Train in here when ranks may have different numbers of batches.
+
+        Wrap the loop over batches, on all ranks. A rank that leaves early takes part in the
+        exchanges of the others without adding to them: means are over the ranks that still have
+        data, and its own residuals stay as they are. At the end all ranks get the parameters and
+        the optimizer state of one that went on longest.
+        """
+        if self._engine is None:
+            yield
+            return
+        engine = self._engine
+        engine.joining, engine.exhausted = True, False
+        try:
+            yield
+            engine.exhausted = True
+            while engine.shadow():
+                pass
+        finally:
+            engine.joining = False
+        if engine.last_active:
+            root = engine.last_active[0]
+            broadcast_parameters(self._named(), root_rank=root)
+            broadcast_optimizer_state(self.optimizer, root_rank=root)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the wrapped optimizer; on all ranks alike."""
+        known = len(self.optimizer.param_groups)
+        self.optimizer.add_param_group(param_group)
+        if self._engine is not None:
+            self._engine.add(self._named(first_group=known))
+
+    # ------------------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the wrapped optimizer, and what this rank's compressors remember, by parameter."""
+        state: dict[str, Any] = self.optimizer.state_dict()
+        memory = self._engine.memory() if self._engine is not None else {}
+        if memory:
+            state[_MEMORY] = {"rank": _world.rank(), "size": _world.size(), "memory": memory}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a `state_dict`, also one of an optimizer that was not wrapped.
+
+        What compressors remembered belongs to one rank: that of another rank, or of a job of
+        another size, is left out, with a warning.
+        """
+        state = dict(state_dict)
+        saved = state.pop(_MEMORY, None)
+        self.optimizer.load_state_dict(state)
+        if saved is None or self._engine is None:
+            return
+        if (saved["rank"], saved["size"]) != (_world.rank(), _world.size()):
+            warnings.warn(
+                f"the residuals in this state belong to rank {saved['rank']} of {saved['size']}, "
+                f"not to rank {_world.rank()} of {_world.size()}; they are not used",
+                stacklevel=2,
+            )
+            return
+        self._engine.restore(saved["memory"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {k: v for k, v in self.__dict__.items() if k not in ("_engine", "step")}
+        memory = self._engine.memory() if self._engine is not None else {}
+        return own | {_MEMORY: memory}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        memory = state.pop(_MEMORY)
+        self.__dict__.update(state)
+        self._start()
+        if self._engine is not None:
+            self._engine.restore(memory)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # not there yet: this object is being unpickled
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self.optimizer!r}, compression={self._compression!r})"
+
+    param_groups = _delegated("param_groups")
+    state = _delegated("state")
+    defaults = _delegated("defaults")
+    grad_scale = _delegated("grad_scale")  # these two are set by GradScaler for fused optimizers
+    found_inf = _delegated("found_inf")

@@ -1,0 +1,132 @@
+"""The communication thread: it issues every collective of the training loop, and waits for them.
+
+Work comes in *lanes*, one for each optimizer, each with a communicator of its own. Tasks of a lane
+run one after another, in the order in which they were given, which is the same on all ranks. Tasks
+of different lanes run side by side: two optimizers whose gradients arrive in another order on
+another rank cannot block each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from mpicomp.comm.stall import RollCall
+from mpicomp.comm.waiting import Task, pause
+
+T = TypeVar("T")
+
+_WORK_SECONDS = 50e-6  # a call that took longer did something; a shorter one only looked
+
+
+@dataclass(slots=True)
+class _Job:
+    task: Task[Any]
+    what: str
+    future: Future[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """The queue of one optimizer; on a GPU its tasks run on ``stream``."""
+
+    stream: torch.cuda.Stream | None = None
+    jobs: deque[_Job] = field(default_factory=deque)
+    idle_since: float = 0.0
+
+    def context(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+
+class Progress:
+    """One daemon thread, started with the first task."""
+
+    def __init__(self, roll_call: RollCall) -> None:
+        self._roll_call = roll_call
+        self._lanes: list[Lane] = []
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._awaited = 0  # how many threads stand still until a task is done
+
+    def submit(self, lane: Lane, task: Task[T], what: str) -> Future[T]:
+        """Append ``task`` to ``lane``; a long wait is reported as ``what``."""
+        future: Future[T] = Future()
+        with self._wake:
+            if lane not in self._lanes:
+                self._lanes.append(lane)
+            if not lane.jobs:
+                lane.idle_since = time.perf_counter()
+            lane.jobs.append(_Job(task, what, future))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="mpicomp", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+        return future
+
+    def wait(self, future: Future[T]) -> T:
+        """The result of a task; the communication thread now waits with less sleep."""
+        self._awaited += 1
+        try:
+            return future.result()
+        finally:
+            self._awaited -= 1
+
+    def forget(self, lane: Lane) -> None:
+        """Drop an empty lane."""
+        with self._wake:
+            self._lanes = [other for other in self._lanes if other is not lane]
+
+    def stop(self) -> None:
+        """End the thread when the tasks at hand are done."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not any(lane.jobs for lane in self._lanes):
+                    if self._stopping:
+                        return
+                    self._wake.wait()
+                busy = [lane for lane in self._lanes if lane.jobs]
+            waited = min(self._advance(lane) for lane in busy)
+            if waited > 0:
+                pause(waited, spin_seconds=300e-6 if self._awaited else 0.0)
+
+    def _advance(self, lane: Lane) -> float:
+        """Go on with the first job of ``lane``; returns for how long it has waited, in seconds."""
+        job = lane.jobs[0]
+        start = time.perf_counter()
+        try:
+            with lane.context():
+                next(job.task)
+        except StopIteration as stop:
+            job.future.set_result(stop.value)
+        except BaseException as error:
+            job.future.set_exception(error)
+        else:
+            now = time.perf_counter()
+            if now - start > _WORK_SECONDS:
+                lane.idle_since = now
+                return 0.0
+            try:
+                self._roll_call.attend(job.what, now - lane.idle_since)
+            except Exception as error:
+                job.future.set_exception(error)
+            else:
+                return now - lane.idle_since
+        with self._wake:
+            lane.jobs.popleft()
+            lane.idle_since = time.perf_counter()
+        return 0.0

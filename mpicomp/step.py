@@ -1,0 +1,241 @@
+"""One exchange of all gradients: buckets fill and leave, a ballot is held, means come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from mpicomp.ballot import Ballot, Mark
+from mpicomp.comm.waiting import Task
+from mpicomp.exchange import Group, Outcome, exchange
+from mpicomp.fusion import Buckets
+from mpicomp.leftovers import exchange_dense, exchange_sparse
+from mpicomp.profile import Profile
+from mpicomp.progress import Lane, Progress
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One parameter, the bucket its gradient goes to, and whether it is there."""
+
+    index: int
+    name: str
+    param: Parameter
+    bucket: int | None = None  # None: frozen, or with sparse gradients
+    filled: bool = False
+
+
+class Step:
+    """From the first gradient of a backward pass to the means of all.
+
+    Args:
+        slots: all parameters, whether they lie in a bucket or not.
+        buckets: memory and compressors.
+        group: the ranks that have data.
+        scale: the loss scale in the gradients; compressors with memory work in unscaled units.
+        lane: where the tasks of this optimizer queue.
+        progress: the communication thread.
+        profile: counters.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        buckets: Buckets,
+        group: Group,
+        *,
+        scale: float,
+        lane: Lane,
+        progress: Progress,
+        profile: Profile,
+    ) -> None:
+        self._slots, self._buckets, self.group, self._scale = slots, buckets, group, scale
+        self._lane, self._progress, self._profile = lane, progress, profile
+        self._missing = [len(plan.entries) for plan in buckets.plans]
+        self._streams: list[set[torch.cuda.Stream]] = [set() for _ in buckets.plans]
+        self._outcomes: list[Future[Outcome]] = []  # of the buckets that have left
+        self._active = group.communicator.rank in group.active
+        self._leftovers: dict[int, Tensor] = {}  # gradients that fit in no bucket
+        self._worked_before = profile.stats.select_seconds + profile.stats.communicate_seconds
+        self.arrived: list[int] = []  # parameters, in the order of their gradients
+        for slot in slots:
+            slot.filled = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every bucket is full."""
+        return not any(self._missing)
+
+    def take(self, slot: Slot) -> None:
+        """Take ``slot``'s gradient, if its bucket is still here; until the end it then has none."""
+        grad = slot.param.grad
+        if grad is None or slot.bucket is None or grad.is_sparse:
+            return
+        if not slot.filled:
+            self._fill(slot, grad)
+            self.arrived.append(slot.index)
+            self._launch()
+        elif slot.bucket >= len(self._outcomes):  # a second part, from a backward inside another
+            bucket = self._buckets.buckets[slot.bucket]
+            bucket[slot.name].add_(grad, alpha=1.0 / self._scale_of(slot.bucket))
+            slot.param.grad = None
+
+    def finish(self, *, discard: bool = False) -> Ballot:
+        """Exchange the rest, agree, and set all gradients. Returns what was agreed.
+
+        Args:
+            discard: the backward pass failed; take part to the end, but set nothing.
+        """
+        self._profile.mark("backward is over")
+        own = Ballot.blank(len(self._slots))
+        own.bad = discard
+        for slot in self._slots:
+            self._close(slot, own, absent=discard or not self._active)
+        self._launch()
+        start = time.perf_counter()
+        agreed = self._run(self._ballot(own), "the ballot")
+        self._settle(agreed)
+        keep = self._active and not discard
+        if keep:
+            self._give(agreed)
+        self._exchange_leftovers(agreed, keep=keep)
+        self._count(agreed, waited=time.perf_counter() - start)
+        return agreed
+
+    # ---------------------------------------------------------------------------- filling
+
+    def _close(self, slot: Slot, own: Ballot, *, absent: bool) -> None:
+        """Fill ``slot`` if it is not, and say on the ballot what became of it."""
+        if absent:
+            self._fill(slot, None)
+            return
+        grad, placed = slot.param.grad, slot.bucket is not None
+        if slot.param.requires_grad:
+            own.set(Mark.TRAINED, slot.index)
+        if slot.filled or (placed and grad is not None and not grad.is_sparse):
+            own.set(Mark.USED, slot.index)
+        if grad is not None and (slot.filled or not placed or grad.is_sparse):
+            own.set(Mark.SPARSE if grad.is_sparse else Mark.LATE, slot.index)
+            self._leftovers[slot.index] = grad
+            slot.param.grad = grad = None
+        self._fill(slot, grad)
+
+    def _fill(self, slot: Slot, grad: Tensor | None) -> None:
+        if slot.bucket is None or slot.filled:
+            return
+        bucket = self._buckets.buckets[slot.bucket]
+        if self._active:
+            self._buckets.plans[slot.bucket].compressor.load_(
+                bucket,
+                self._buckets.states[slot.bucket],
+                slot.name,
+                grad,
+                scale=self._scale_of(slot.bucket),
+            )
+        else:
+            bucket[slot.name].zero_()
+        if bucket.flat.is_cuda:
+            self._streams[slot.bucket].add(torch.cuda.current_stream(bucket.flat.device))
+        if grad is not None:
+            slot.param.grad = None
+        slot.filled = True
+        self._missing[slot.bucket] -= 1
+
+    def _scale_of(self, index: int) -> float:
+        stateful = self._buckets.plans[index].compressor.capabilities.stateful
+        return self._scale if stateful else 1.0
+
+    def _launch(self) -> None:
+        """Hand over the buckets that are full, in order."""
+        while (index := len(self._outcomes)) < len(self._missing) and not self._missing[index]:
+            plan = self._buckets.plans[index]
+            name = f"bucket {index} ({plan.entries[0].name} .. {plan.entries[-1].name})"
+            self._profile.mark(f"bucket {index} is full")
+            for stream in self._streams[index]:
+                assert self._lane.stream is not None
+                self._lane.stream.wait_stream(stream)
+            task = exchange(
+                plan.compressor,
+                self._buckets.buckets[index],
+                self._buckets.states[index],
+                self.group,
+                self._profile,
+                name,
+            )
+            self._outcomes.append(self._progress.submit(self._lane, task, name))
+            self._profile.stats.dense_bytes += plan.dense_bytes
+
+    # ----------------------------------------------------------------------------- ending
+
+    def _run(self, task: Task[T], what: str) -> T:
+        with self._profile.span(f"wait for {what}"):
+            return self._progress.wait(self._progress.submit(self._lane, task, what))
+
+    def _ballot(self, own: Ballot) -> Task[Ballot]:
+        # Tasks of a lane run in order: all outcomes are there when this one starts.
+        own.bad |= not all(outcome.result().finite for outcome in self._outcomes)
+        return (yield from own.cast(self.group.communicator))
+
+    def _settle(self, agreed: Ballot) -> None:
+        """Let the compressors commit a good step and write the means; spoil those of a bad one."""
+        if self._lane.stream is not None:
+            torch.cuda.current_stream(self._lane.stream.device).wait_stream(self._lane.stream)
+        used = set(agreed.marked(Mark.USED))
+        unused = frozenset(slot.name for slot in self._slots if slot.index not in used)
+        for index, outcome in enumerate(self._outcomes):
+            if not self._buckets.plans[index].compressor.capabilities.stateful:
+                continue
+            bucket, exchanged = self._buckets.buckets[index], outcome.result().exchanged
+            with self._profile.span(f"settle bucket {index}"):
+                if agreed.bad:
+                    bucket.flat.fill_(float("nan"))
+                    continue
+                if self._active:
+                    exchanged.commit(unused)
+                exchanged.mean.store_(bucket)
+                if self._scale != 1.0:
+                    bucket.flat.mul_(self._scale)
+
+    def _give(self, agreed: Ballot) -> None:
+        """The means become the gradients: views of the buckets where the type allows it."""
+        for index in agreed.marked(Mark.USED):
+            slot = self._slots[index]
+            if slot.bucket is not None:
+                mean = self._buckets.buckets[slot.bucket][slot.name]
+                slot.param.grad = mean.to(slot.param.dtype)
+
+    def _exchange_leftovers(self, agreed: Ballot, *, keep: bool) -> None:
+        """Gradients that fit in no bucket, for all parameters for which some rank has one."""
+        late = agreed.marked(Mark.LATE)
+        means: list[tuple[int, Tensor]] = []
+        if late:
+            params = [self._slots[i].param.detach() for i in late]
+            grads = [self._leftovers.get(i) for i in late]
+            task = exchange_dense(params, grads, self.group, self._profile)
+            means += zip(late, self._run(task, "late gradients"), strict=True)
+        for i in agreed.marked(Mark.SPARSE):
+            slot = self._slots[i]
+            task_ = exchange_sparse(
+                slot.param.detach(), self._leftovers.get(i), self.group, self._profile
+            )
+            means.append((i, self._run(task_, f"the sparse gradient of {slot.name}")))
+        for i, mean in means if keep else ():
+            param = self._slots[i].param
+            param.grad = mean if param.grad is None else param.grad + mean
+
+    def _count(self, agreed: Ballot, *, waited: float) -> None:
+        stats = self._profile.stats
+        stats.steps += 1
+        stats.bad_steps += agreed.bad
+        stats.wait_seconds += waited
+        worked = stats.select_seconds + stats.communicate_seconds - self._worked_before
+        stats.hidden_seconds += max(0.0, worked - waited)

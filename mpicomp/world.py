@@ -1,0 +1,215 @@
+"""Who takes part: start and end of MPI, rank and size, and what happens when a rank fails."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from mpicomp import settings as _settings
+from mpicomp.errors import MpicompError
+
+if TYPE_CHECKING:
+    from mpicomp.comm.communicator import Communicator
+    from mpicomp.comm.stall import RollCall
+    from mpicomp.comm.waiting import Task
+    from mpicomp.profile import Profile, Stats
+    from mpicomp.progress import Progress
+
+T = TypeVar("T")
+
+# What launchers tell a rank about the size of its job, before MPI says so itself.
+_SIZE_VARIABLES = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "PALS_SIZE",
+    "JSM_NAMESPACE_SIZE",
+)
+
+
+@dataclass
+class World:
+    """One process's place in the job, from `init` to `shutdown`."""
+
+    communicator: Communicator
+    roll_call: RollCall
+    progress: Progress
+    profile: Profile
+    settings: _settings.Settings
+
+    def new_communicator(self) -> Communicator:
+        """Collective: a communicator of its own for one user of the network."""
+        from mpicomp.comm.communicator import Communicator
+
+        wait(self.communicator.barrier(), "the start of a new group of collectives")
+        return Communicator(
+            self.communicator.comm,
+            shared_memory=self.settings.shared_memory,
+            directory=self.settings.shared_memory_dir,
+        )
+
+
+_world: World | None = None
+
+
+def init() -> None:
+    """Start MPI, if it is not running, and join the other ranks. Collective; again is harmless.
+
+    Raises:
+        MpicompError: the launch does not fit the MPI in use, or this is a child process.
+    """
+    global _world
+    if _world is not None:
+        return
+    settings = _settings.read()
+    if multiprocessing.parent_process() is not None:
+        raise MpicompError(
+            "init: this is a child process (a DataLoader worker?), and only the process that the "
+            "launcher started can be a rank; move the call under `if __name__ == '__main__':`"
+        )
+    from mpi4py import MPI
+
+    from mpicomp.comm.communicator import Communicator
+    from mpicomp.comm.stall import RollCall
+    from mpicomp.profile import Profile
+    from mpicomp.progress import Progress
+
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise MpicompError(
+            "init: MPI must be initialised with MPI_THREAD_MULTIPLE; remove the setting of "
+            "mpi4py.rc.thread_level, or use an MPI that was built with it"
+        )
+    _check_size(MPI.COMM_WORLD.size, settings.expect_size, MPI.Get_library_version())
+    communicator = Communicator(
+        MPI.COMM_WORLD,
+        shared_memory=settings.shared_memory,
+        directory=settings.shared_memory_dir,
+    )
+    roll_call = RollCall(
+        MPI.COMM_WORLD.Dup(),
+        stall_seconds=settings.stall_seconds,
+        shutdown_seconds=settings.stall_shutdown_seconds,
+    )
+    profile = Profile(rank=communicator.rank, tracing=bool(settings.trace))
+    _world = World(communicator, roll_call, Progress(roll_call), profile, settings)
+    if MPI.COMM_WORLD.size > 1:
+        sys.excepthook = _fail
+        threading.excepthook = lambda args: _fail(
+            args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
+        )
+    atexit.register(shutdown)
+
+
+def shutdown() -> None:
+    """Leave the job: write what is to be written at the end, give the communicators back.
+
+    Collective; runs by itself when the process ends. Again is harmless.
+    """
+    global _world
+    if _world is None:
+        return
+    atexit.unregister(shutdown)
+    world, _world = _world, None
+    world.progress.stop()
+    if world.settings.stats and world.communicator.rank == 0:
+        sys.stderr.write(f"mpicomp: {world.profile.stats}\n")
+    if world.settings.trace:
+        events = world.communicator.comm.gather(world.profile.take_events())
+        if events is not None:
+            from mpicomp.profile import write_trace
+
+            write_trace(world.settings.trace, [event for rank in events for event in rank])
+
+
+def get() -> World:
+    """The world, joined now if it was not before."""
+    if _world is None:
+        init()
+    assert _world is not None
+    return _world
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called, and `shutdown` not since."""
+    return _world is not None
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return get().communicator.rank
+
+
+def size() -> int:
+    """How many processes there are."""
+    return get().communicator.size
+
+
+def local_rank() -> int:
+    """The number of this process among those of its host; the GPU to use."""
+    return int(get().communicator.local.rank)
+
+
+def local_size() -> int:
+    """How many processes there are on this host."""
+    return int(get().communicator.local.size)
+
+
+def stats() -> Stats:
+    """A copy of the totals of this rank so far; the difference of two tells what lay between."""
+    return dataclasses.replace(get().profile.stats)
+
+
+def wait(task: Task[T], what: str) -> T:
+    """Run ``task`` to its end, asleep while it waits; a long wait is reported as ``what``."""
+    from mpicomp.comm.waiting import pause
+
+    world = get()
+    idle_since = time.perf_counter()
+    while True:
+        try:
+            next(task)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        waited = time.perf_counter() - idle_since
+        pause(waited, spin_seconds=300e-6)
+        if waited > 0.1:
+            world.roll_call.attend(what, waited)
+
+
+def _check_size(actual: int, expected: int, library: str) -> None:
+    """Two copies of a job that each believe to be alone are the worst way to fail."""
+    for variable in _SIZE_VARIABLES:
+        if not expected and os.environ.get(variable, "").isdigit():
+            expected = int(os.environ[variable])
+    if expected and expected != actual:
+        raise MpicompError(
+            f"init: the launcher started {expected} ranks, but this one is in a world of {actual}: "
+            f"mpirun and the MPI library in use do not belong together. The library is "
+            f"{library.splitlines()[0].strip()!r}; start the job with the mpirun of that MPI, "
+            "or with mpicomp-launch, which finds it"
+        )
+
+
+def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The exception hook: one message that says who failed, and the end of the whole job."""
+    if issubclass(kind, SystemExit):  # a thread that ends itself
+        return
+    from mpi4py import MPI
+
+    text = "".join(traceback.format_exception(kind, error, trace))
+    sys.stdout.flush()
+    sys.stderr.write(f"[rank {MPI.COMM_WORLD.rank} on {socket.gethostname()}]\n{text}")
+    sys.stderr.flush()
+    if not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)

@@ -1,0 +1,279 @@
+"""The laws every compressor keeps, for every registered name; a newcomer adds a row to CASES."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpicomp.compress import Bucket, Message, Simulation, available, bucket_of, parse, simulate
+
+CASES = {
+    "none": ["none"],
+    "fp16": ["fp16"],
+    "bf16": ["bf16"],
+    "topk": ["topk:density=0.1", "topk:density=0.1,error_feedback=false", "topk:density=0.6"],
+    "powersgd": [
+        "powersgd:rank=1",
+        "powersgd:rank=2",
+        "powersgd:rank=2,warm_start=false",
+        "powersgd:rank=3,error_feedback=false",
+    ],
+}
+EXACT = ["none", "topk:density=1", "powersgd:rank=1000"]
+SPECS = list(itertools.chain(*CASES.values()))
+SIZES = [1, 2, 3, 5]
+LAYOUTS = {
+    "matrix": {"w": torch.empty(24, 16)},
+    "conv": {"w": torch.empty(8, 6, 3, 3).to(memory_format=torch.channels_last)},
+    "transposed": {"w": torch.empty(16, 24).T, "v": torch.empty(6, 5, 4).transpose(0, 1)},
+    "tiny": {"a": torch.empty(1, 1), "b": torch.empty(2, 2), "c": torch.empty(1, 9)},
+    "empty": {"e": torch.empty(0, 5), "f": torch.empty(4, 0), "g": torch.empty(0)},
+    "scalar": {"s": torch.empty(())},
+    "nothing": {},
+}
+LAYOUTS["mixed"] = {f"{k}.{n}": t for k, params in LAYOUTS.items() for n, t in params.items()}
+MATRICES = ["matrix", "conv", "transposed"]
+
+
+def gradients(params: dict[str, Tensor], size: int, seed: int) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        {n: torch.randn(p.shape, generator=generator).to(p.dtype) for n, p in params.items()}
+        for _ in range(size)
+    ]
+
+
+def typed(layout: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: param.to(dtype) for name, param in LAYOUTS[layout].items()}
+
+
+def averaged(dicts: list[dict[str, Tensor]], name: str) -> Tensor:
+    return torch.stack([d[name].double() for d in dicts]).mean(0)
+
+
+def decoded(decoded, bucket: Bucket) -> Bucket:
+    out = bucket.like()
+    decoded.store_(out)
+    return out
+
+
+def memory(simulation: Simulation) -> list[Tensor]:
+    states = [state for group in simulation.groups for state in group.states]
+    slots = [slot for state in states for slot in state.values()]
+    return [tensor.clone() for slot in slots for tensor in slot.values()]
+
+
+def loaded(spec: str, layout: str, size: int, dtype: torch.dtype, fill=None):
+    """Compressor, buckets and states of one bucket that holds everything, past the rules."""
+    compressor = parse(spec)
+    params = typed(layout, dtype)
+    buckets = [bucket_of(params, dtype, rank=rank, size=size) for rank in range(size)]
+    states = [compressor.init(bucket) for bucket in buckets]
+    for bucket, grads in zip(buckets, gradients(params, size, 0), strict=True):
+        for name, view in bucket.items():
+            view.copy_(grads[name] if fill is None else fill(grads[name]))
+    return compressor, buckets, states
+
+
+def test_every_registered_name_has_a_row():
+    assert sorted(CASES) == available()
+    assert all(spec.split(":")[0] == name for name, specs in CASES.items() for spec in specs)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("spec", SPECS)
+def test_law_1_ranks_agree_bit_for_bit(spec, layout, size):
+    simulation = Simulation(spec, LAYOUTS[layout], size=size)
+    for step in range(3):
+        means = simulation.step(gradients(LAYOUTS[layout], size, step)).means
+        for name, first in means[0].items():
+            assert first.isfinite().all()
+            assert all(torch.equal(first, mean[name]) for mean in means)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("layout", MATRICES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_law_2_the_mean_is_the_mean_of_what_was_sent(spec, layout, size):
+    compressor, buckets, states = loaded(spec, layout, size, torch.float64)
+    before = [bucket.flat.clone() for bucket in buckets]
+    outcomes = simulate(compressor, buckets, states)
+    sent = torch.stack([decoded(o.sent, b).flat for o, b in zip(outcomes, buckets, strict=True)])
+    mean = decoded(outcomes[0].mean, buckets[0]).flat
+    torch.testing.assert_close(sent.mean(0), mean, rtol=1e-12, atol=1e-12)
+    for row, outcome, bucket, flat in zip(sent, outcomes, buckets, before, strict=True):
+        if compressor.capabilities.biased:
+            assert torch.equal(bucket.flat, flat)  # feedback reads it again
+        rest = bucket.like()
+        rest.flat.copy_(flat)
+        outcome.sent.subtract_(rest)
+        torch.testing.assert_close(rest.flat, flat - row, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spec", [s for s in SPECS if "feedback=false" not in s])
+def test_law_3_feedback_loses_nothing(spec, dtype, size):
+    params = typed("mixed", dtype)
+    simulation = Simulation(spec, params, size=size)
+    means, given = [], []
+    for step, scale in enumerate([1.0, 65536.0, 128.0, 128.0]):
+        grads = gradients(params, size, step)
+        given += grads
+        scaled = [{n: g * scale for n, g in rank.items()} for rank in grads]
+        means.append(simulation.step(scaled, scale=scale).means[0])
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-5}[dtype]
+    for group in simulation.groups:
+        if "residual" not in group.states[0]:
+            continue
+        for name in group.buckets[0]:
+            total = 4 * averaged(means, name) + averaged(
+                [state["residual"] for state in group.states], name
+            )
+            torch.testing.assert_close(
+                total, 4 * averaged(given, name), rtol=tolerance, atol=tolerance
+            )
+    assert any("residual" in group.states[0] for group in simulation.groups) == (
+        spec.split(":")[0] in ("topk", "powersgd") and spec != "topk:density=0.6"
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_law_4_messages_do_not_depend_on_values(spec):
+    params = LAYOUTS["mixed"]
+
+    def messages(change) -> list[tuple[object, ...]]:
+        seen: list[tuple[object, ...]] = []
+
+        def tap(rank: int, message: Message) -> None:
+            seen.append((rank, type(message), [(t.dtype, t.dim()) for t in message.tensors]))
+
+        simulation = Simulation(spec, params, size=3, tap=tap)
+        for step in range(2):
+            grads = gradients(params, 3, step)
+            simulation.step([{n: change(g) for n, g in rank.items()} for rank in grads])
+        return seen
+
+    usual = messages(lambda g: g)
+    assert usual
+    for change in (torch.zeros_like, torch.ones_like, lambda g: g * 1e30, lambda g: g / 0):
+        assert messages(change) == usual
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("layout", [*MATRICES, "tiny"])
+@pytest.mark.parametrize("spec", EXACT)
+def test_law_5_everything_kept_is_the_plain_mean(spec, layout, size, dtype):
+    compressor, buckets, states = loaded(spec, layout, size, dtype)
+    expected = torch.stack([bucket.flat.clone() for bucket in buckets]).double().mean(0)
+    outcome = simulate(compressor, buckets, states)[-1]
+    mean = decoded(outcome.mean, buckets[0]).flat.double()
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(mean, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["none", "fp16", "bf16"])
+def test_law_5_one_rank_gets_its_own_gradient(name):
+    simulation = Simulation(name, LAYOUTS["mixed"], size=1)
+    grads = gradients(LAYOUTS["mixed"], 1, 0)
+    for key, mean in simulation.step(grads).means[0].items():
+        rounding = {"none": 0.0, "fp16": 2**-11, "bf16": 2**-8}[name]
+        torch.testing.assert_close(mean, grads[0][key], rtol=rounding, atol=1e-7 * (name != "none"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [*MATRICES, "tiny", "nothing"])
+@pytest.mark.parametrize("spec", SPECS + EXACT)
+def test_law_6_odd_inputs_are_legal(spec, layout, dtype):
+    for fill in (torch.zeros_like, torch.ones_like):
+        compressor, buckets, states = loaded(spec, layout, 2, dtype, fill)
+        for _ in range(3):
+            outcomes = simulate(compressor, buckets, states)
+            for outcome, bucket in zip(outcomes, buckets, strict=True):
+                outcome.commit(frozenset())
+                mean = decoded(outcome.mean, bucket)
+                bucket.flat.fill_(float("nan"))  # the contents are no longer needed
+                for name, view in bucket.items():
+                    view.copy_(fill(view))
+                    assert mean[name].isfinite().all()
+                    assert fill is torch.ones_like or not mean[name].any()
+
+
+def test_law_6_an_empty_bucket_of_matrices_is_legal():
+    for spec in SPECS + EXACT:
+        compressor, buckets, states = loaded(spec, "empty", 3, torch.float32)
+        for outcome in simulate(compressor, buckets, states):
+            outcome.commit(frozenset())
+            assert decoded(outcome.mean, buckets[0]).flat.numel() == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("spec", SPECS)
+def test_law_7_non_finite_input_never_reaches_a_state(spec, bad):
+    params = LAYOUTS["mixed"]
+    simulation = Simulation(spec, params, size=3)
+    simulation.step(gradients(params, 3, 0))
+    twin, before = copy.deepcopy(simulation), memory(simulation)
+    grads = gradients(params, 3, 1)
+    for name in params:
+        grads[1][name].view(-1)[-1:] = bad
+    result = simulation.step(grads)
+    assert not result.good
+    for name, param in params.items():
+        if param.numel():
+            assert not any(mean[name].isfinite().all() for mean in result.means)
+    assert all(torch.equal(a, b) for a, b in zip(before, memory(simulation), strict=True))
+    after, expected = (s.step(gradients(params, 3, 2)).means for s in (simulation, twin))
+    assert all(torch.equal(after[0][name], expected[0][name]) for name in params)
+
+
+def test_law_7_a_non_finite_bias_leaves_the_memory_of_the_weights_alone():
+    params = {"w": torch.empty(8, 8), "b": torch.empty(8)}
+    simulation = Simulation("topk:density=0.1", params, size=2)
+    before = memory(simulation)
+    grads = gradients(params, 2, 0)
+    grads[0]["b"][3] = float("inf")
+    assert not simulation.step(grads).good
+    assert all(torch.equal(a, b) for a, b in zip(before, memory(simulation), strict=True))
+
+
+@pytest.mark.parametrize("spec", ["topk:density=0.1", "powersgd:rank=1"])
+def test_law_7_a_bad_step_reaches_no_message_of_a_method_with_memory(spec):
+    finite = []
+
+    def tap(rank: int, message: Message) -> None:
+        finite.extend(bool(t.isfinite().all()) for t in message.tensors)
+
+    simulation = Simulation(spec, {"w": torch.empty(8, 8)}, size=2, tap=tap)
+    simulation.step([{"w": torch.full((8, 8), float("nan"))}, {"w": torch.ones(8, 8)}])
+    assert finite
+    assert all(finite)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_law_8_bytes_are_those_of_the_messages(spec, size):
+    sent = [0] * size
+
+    def tap(rank: int, message: Message) -> None:
+        sent[rank] += sum(t.nbytes for t in message.tensors)
+
+    params = LAYOUTS["mixed"]
+    result = Simulation(spec, params, size=size, tap=tap).step(gradients(params, size, 0))
+    assert result.bytes_sent == sent
+    assert sent[0] > 0
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_generator_of_the_user_is_left_alone(spec):
+    before = torch.get_rng_state()
+    simulation = Simulation(spec, LAYOUTS["mixed"], size=2)
+    zeros = {name: torch.zeros(p.shape) for name, p in LAYOUTS["mixed"].items()}
+    simulation.step([zeros, zeros])
+    assert torch.equal(torch.get_rng_state(), before)
