@@ -18,7 +18,6 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,7 +67,6 @@ class Engine:
         self._bucket_bytes = bucket_bytes
         self._loss_scale, self._holding, self._pass_held = loss_scale, holding, pass_held
         self._slots: list[Slot] = []
-        self._hooks: list[Any] = []
         self._lane = Lane()
         self._buckets: Buckets | None = None
         self._memory: Memory = {}  # of parameters that are in no bucket now
@@ -93,7 +91,7 @@ class Engine:
             slot = Slot(len(self._slots), name, param)
             self._slots.append(slot)
             if param.is_floating_point() or param.is_complex():
-                self._hooks.append(self._hook(slot))
+                self._hook(slot)
             if param.device.type == "cuda" and self._lane.stream is None:
                 self._lane.stream = torch.cuda.Stream(param.device)
         self._compressors = assign(
@@ -116,14 +114,7 @@ class Engine:
         if self._buckets is not None:
             self._buckets.restore(memory)
 
-    def close(self) -> None:
-        """Let go of the parameters."""
-        for hook in self._hooks:
-            hook.remove()
-        self._drop_buckets()
-        self._progress.forget(self._lane)
-
-    def _hook(self, slot: Slot) -> Any:
+    def _hook(self, slot: Slot) -> None:
         """Have autograd call `_arrived`; also for a frozen parameter, should it be unfrozen."""
         reference = weakref.ref(self)  # parameters outlive optimizers
 
@@ -134,9 +125,8 @@ class Engine:
 
         frozen = not slot.param.requires_grad
         slot.param.requires_grad_(True)
-        handle = slot.param.register_post_accumulate_grad_hook(arrived)
+        slot.param.register_post_accumulate_grad_hook(arrived)
         slot.param.requires_grad_(not frozen)
-        return handle
 
     @cached_property
     def _communicator(self) -> Communicator:
@@ -194,9 +184,9 @@ class Engine:
         if self._step is None or graph not in self._graphs:
             nested = _inside_custom_backward()
             if self._step is not None and not nested and self._root is not None:
-                self._finish(discard=True)  # that backward pass ended with an exception
+                self.finish(discard=True)  # that backward pass ended with an exception
             if self._step is None:
-                self._begin()
+                self._begin(self._active())
             self._graphs.add(graph)
             if not nested:
                 self._root = graph
@@ -216,33 +206,42 @@ class Engine:
 
     def _ended(self, nested: bool) -> None:
         """An autograd run is over. One inside another ends the step only if nothing is missing."""
-        if self._step is not None and (not nested or self._step.complete):
-            self._finish()
+        if self._step is None or (nested and not self._step.complete):
+            return
+        # Several optimizers may share a backward pass, and end it in another order elsewhere: all
+        # of them send what they have before any of them waits.
+        for engine in list(_world.get().open_engines):
+            engine.close()
+        self.finish()
 
     def synchronize(self) -> None:
         """Exchange what has been accumulated and not exchanged; nothing otherwise."""
         if self._step is None and self._held:
-            self._begin()
-        if self._step is not None:
-            self._finish()
+            self._begin(self._active())
+        self.finish()
 
     def shadow(self) -> bool:
         """Take part in an exchange without data of one's own; False once no rank has any."""
-        step = self._begin()
-        if step.group.active:
-            self._finish()
-        self._step = None
-        return bool(step.group.active)
+        active = self._active()
+        if active:
+            self._begin(active)
+            self.finish()
+        return bool(active)
 
-    def _begin(self) -> Step:
+    def _active(self) -> tuple[int, ...]:
+        """Collective while ranks may run out of data: those that have some."""
         self.agree()
-        active = tuple(range(self._communicator.size))
-        if self.joining:
-            own = torch.tensor([not self.exhausted])
-            task = self._communicator.gather(own, [1] * self._communicator.size)
-            flags = _world.wait(task, "the count of ranks that still have data")
-            active = tuple(rank for rank, has_data in enumerate(flags) if has_data)
+        size = self._communicator.size
+        if not self.joining:
+            return tuple(range(size))
+        task = self._communicator.gather(torch.tensor([not self.exhausted]), [1] * size)
+        flags = _world.wait(task, "the count of ranks that still have data")
+        active = tuple(rank for rank, has_data in enumerate(flags) if has_data)
         self.last_active = active or self.last_active
+        return active
+
+    def _begin(self, active: tuple[int, ...]) -> None:
+        """Collective: start a step of the ``active`` ranks."""
         if self._buckets is None:
             self._buckets = self._make_buckets()
         self._graphs, self._root = set(), None
@@ -255,29 +254,29 @@ class Engine:
             progress=self._progress,
             profile=self._profile,
         )
-        return self._step
+        _world.get().open_engines.append(self)
 
-    def _finish(self, *, discard: bool = False) -> None:
-        assert self._step is not None
+    def close(self, *, discard: bool = False) -> None:
+        """End the step that is under way on this side, without waiting for other ranks."""
+        if self._step is not None:
+            self._step.close(discard=discard, order_wanted=not self._order)
+
+    def finish(self, *, discard: bool = False) -> None:
+        """End the step that is under way, if any: afterwards all gradients are means."""
+        if self._step is None:
+            return
+        self.close(discard=discard)
         step, self._step = self._step, None
+        _world.get().open_engines.remove(self)
         self._held = False
-        agreed = step.finish(discard=discard)
-        sparse = set(agreed.marked(Mark.SPARSE))
+        conclusion = step.finish()
+        ballot = conclusion.ballot
+        self._sparse |= set(ballot.marked(Mark.SPARSE))
+        trained = set(ballot.marked(Mark.TRAINED)) - self._sparse
         placed = {slot.index for slot in self._slots if slot.bucket is not None}
-        wanted = set(agreed.marked(Mark.TRAINED)) - self._sparse - sparse
-        if not self._order and not discard:
-            self._order = self._first_order(step.arrived)
+        if conclusion.order or trained != placed:
+            self._order = conclusion.order or self._order
             self._drop_buckets()
-        elif placed != wanted and step.group.active:
-            self._drop_buckets()
-        self._sparse |= sparse
-
-    def _first_order(self, arrived: list[int]) -> list[int]:
-        """Collective: the order in which gradients arrived on rank 0, then all others."""
-        order = arrived + [s.index for s in reversed(self._slots) if s.index not in set(arrived)]
-        agreed = torch.tensor(order)
-        _world.wait(self._communicator.broadcast_(agreed, 0), "the order of gradients")
-        return [int(index) for index in agreed]
 
 
 def _inside_custom_backward() -> bool:

@@ -50,7 +50,7 @@ class Progress:
 
     def __init__(self, roll_call: RollCall) -> None:
         self._roll_call = roll_call
-        self._lanes: list[Lane] = []
+        self._busy: list[Lane] = []  # lanes with jobs
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -60,9 +60,8 @@ class Progress:
         """Append ``task`` to ``lane``; a long wait is reported as ``what``."""
         future: Future[T] = Future()
         with self._wake:
-            if lane not in self._lanes:
-                self._lanes.append(lane)
-            if not lane.jobs:
+            if lane not in self._busy:
+                self._busy.append(lane)
                 lane.idle_since = time.perf_counter()
             lane.jobs.append(_Job(task, what, future))
             if self._thread is None:
@@ -79,11 +78,6 @@ class Progress:
         finally:
             self._awaited -= 1
 
-    def forget(self, lane: Lane) -> None:
-        """Drop an empty lane."""
-        with self._wake:
-            self._lanes = [other for other in self._lanes if other is not lane]
-
     def stop(self) -> None:
         """End the thread when the tasks at hand are done."""
         with self._wake:
@@ -95,11 +89,11 @@ class Progress:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not any(lane.jobs for lane in self._lanes):
+                while not self._busy:
                     if self._stopping:
                         return
                     self._wake.wait()
-                busy = [lane for lane in self._lanes if lane.jobs]
+                busy = list(self._busy)
             waited = min(self._advance(lane) for lane in busy)
             if waited > 0:
                 pause(waited, spin_seconds=300e-6 if self._awaited else 0.0)
@@ -129,4 +123,6 @@ class Progress:
         with self._wake:
             lane.jobs.popleft()
             lane.idle_since = time.perf_counter()
+            if not lane.jobs:
+                self._busy.remove(lane)
         return 0.0

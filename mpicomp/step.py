@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +19,6 @@ from mpicomp.leftovers import exchange_dense, exchange_sparse
 from mpicomp.profile import Profile
 from mpicomp.progress import Lane, Progress
 
-T = TypeVar("T")
-
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -32,6 +29,21 @@ class Slot:
     param: Parameter
     bucket: int | None = None  # None: frozen, or with sparse gradients
     filled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """How a step ended, alike on all ranks.
+
+    Attributes:
+        ballot: the marks of all parameters.
+        leftovers: means of gradients that fitted in no bucket, by parameter.
+        order: in which gradients arrived on rank 0, if that was asked for.
+    """
+
+    ballot: Ballot
+    leftovers: dict[int, Tensor]
+    order: list[int]
 
 
 class Step:
@@ -63,6 +75,8 @@ class Step:
         self._missing = [len(plan.entries) for plan in buckets.plans]
         self._streams: list[set[torch.cuda.Stream]] = [set() for _ in buckets.plans]
         self._outcomes: list[Future[Outcome]] = []  # of the buckets that have left
+        self._conclusion: Future[Conclusion] | None = None
+        self._keep = False  # whether this rank uses the means
         self._active = group.communicator.rank in group.active
         self._leftovers: dict[int, Tensor] = {}  # gradients that fit in no bucket
         self._worked_before = profile.stats.select_seconds + profile.stats.communicate_seconds
@@ -89,33 +103,42 @@ class Step:
             bucket[slot.name].add_(grad, alpha=1.0 / self._scale_of(slot.bucket))
             slot.param.grad = None
 
-    def finish(self, *, discard: bool = False) -> Ballot:
-        """Exchange the rest, agree, and set all gradients. Returns what was agreed.
+    def close(self, *, discard: bool = False, order_wanted: bool = False) -> None:
+        """Backward is over: send what is left and open the ballot. Returns without waiting.
 
         Args:
             discard: the backward pass failed; take part to the end, but set nothing.
+            order_wanted: have rank 0 tell in which order gradients arrived there.
         """
+        if self._conclusion is not None:
+            return
         self._profile.mark("backward is over")
         own = Ballot.blank(len(self._slots))
         own.bad = discard
+        self._keep = self._active and not discard
         for slot in self._slots:
-            self._close(slot, own, absent=discard or not self._active)
+            self._close_slot(slot, own)
         self._launch()
+        task = self._conclude(own, order_wanted)
+        self._conclusion = self._progress.submit(self._lane, task, "the ballot")
+
+    def finish(self) -> Conclusion:
+        """Wait for the others and set all gradients. Returns what was agreed."""
+        assert self._conclusion is not None
         start = time.perf_counter()
-        agreed = self._run(self._ballot(own), "the ballot")
-        self._settle(agreed)
-        keep = self._active and not discard
-        if keep:
-            self._give(agreed)
-        self._exchange_leftovers(agreed, keep=keep)
-        self._count(agreed, waited=time.perf_counter() - start)
-        return agreed
+        with self._profile.span("wait"):
+            conclusion = self._progress.wait(self._conclusion)
+        self._settle(conclusion.ballot)
+        if self._keep:
+            self._give(conclusion)
+        self._count(conclusion.ballot, waited=time.perf_counter() - start)
+        return conclusion
 
     # ---------------------------------------------------------------------------- filling
 
-    def _close(self, slot: Slot, own: Ballot, *, absent: bool) -> None:
+    def _close_slot(self, slot: Slot, own: Ballot) -> None:
         """Fill ``slot`` if it is not, and say on the ballot what became of it."""
-        if absent:
+        if not self._keep:
             self._fill(slot, None)
             return
         grad, placed = slot.param.grad, slot.bucket is not None
@@ -176,14 +199,32 @@ class Step:
 
     # ----------------------------------------------------------------------------- ending
 
-    def _run(self, task: Task[T], what: str) -> T:
-        with self._profile.span(f"wait for {what}"):
-            return self._progress.wait(self._progress.submit(self._lane, task, what))
-
-    def _ballot(self, own: Ballot) -> Task[Ballot]:
+    def _conclude(self, own: Ballot, order_wanted: bool) -> Task[Conclusion]:
+        """The last task of a step: the ballot, and what it shows to be left over."""
         # Tasks of a lane run in order: all outcomes are there when this one starts.
         own.bad |= not all(outcome.result().finite for outcome in self._outcomes)
-        return (yield from own.cast(self.group.communicator))
+        communicator = self.group.communicator
+        ballot = yield from own.cast(communicator)
+        means: dict[int, Tensor] = {}
+        late = ballot.marked(Mark.LATE)
+        if late:
+            params = [self._slots[i].param.detach() for i in late]
+            grads = [self._leftovers.get(i) for i in late]
+            dense = yield from exchange_dense(params, grads, self.group, self._profile)
+            means.update(zip(late, dense, strict=True))
+        for i in ballot.marked(Mark.SPARSE):
+            param = self._slots[i].param.detach()
+            mean = yield from exchange_sparse(
+                param, self._leftovers.get(i), self.group, self._profile
+            )
+            means[i] = means[i] + mean if i in means else mean
+        order: list[int] = []
+        if order_wanted:
+            rest = [s.index for s in reversed(self._slots) if s.index not in set(self.arrived)]
+            agreed = torch.tensor(self.arrived + rest)
+            yield from communicator.broadcast_(agreed, 0)
+            order = [int(index) for index in agreed]
+        return Conclusion(ballot, means, order)
 
     def _settle(self, agreed: Ballot) -> None:
         """Let the compressors commit a good step and write the means; spoil those of a bad one."""
@@ -205,31 +246,15 @@ class Step:
                 if self._scale != 1.0:
                     bucket.flat.mul_(self._scale)
 
-    def _give(self, agreed: Ballot) -> None:
+    def _give(self, conclusion: Conclusion) -> None:
         """The means become the gradients: views of the buckets where the type allows it."""
-        for index in agreed.marked(Mark.USED):
+        for index in conclusion.ballot.marked(Mark.USED):
             slot = self._slots[index]
             if slot.bucket is not None:
                 mean = self._buckets.buckets[slot.bucket][slot.name]
                 slot.param.grad = mean.to(slot.param.dtype)
-
-    def _exchange_leftovers(self, agreed: Ballot, *, keep: bool) -> None:
-        """Gradients that fit in no bucket, for all parameters for which some rank has one."""
-        late = agreed.marked(Mark.LATE)
-        means: list[tuple[int, Tensor]] = []
-        if late:
-            params = [self._slots[i].param.detach() for i in late]
-            grads = [self._leftovers.get(i) for i in late]
-            task = exchange_dense(params, grads, self.group, self._profile)
-            means += zip(late, self._run(task, "late gradients"), strict=True)
-        for i in agreed.marked(Mark.SPARSE):
-            slot = self._slots[i]
-            task_ = exchange_sparse(
-                slot.param.detach(), self._leftovers.get(i), self.group, self._profile
-            )
-            means.append((i, self._run(task_, f"the sparse gradient of {slot.name}")))
-        for i, mean in means if keep else ():
-            param = self._slots[i].param
+        for index, mean in conclusion.leftovers.items():
+            param = self._slots[index].param
             param.grad = mean if param.grad is None else param.grad + mean
 
     def _count(self, agreed: Ballot, *, waited: float) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mpicomp.comm.communicator import Communicator
     from mpicomp.comm.stall import RollCall
     from mpicomp.comm.waiting import Task
+    from mpicomp.engine import Engine
     from mpicomp.profile import Profile, Stats
     from mpicomp.progress import Progress
 
@@ -46,6 +47,7 @@ class World:
     progress: Progress
     profile: Profile
     settings: _settings.Settings
+    open_engines: list[Engine] = field(default_factory=list)  # with a step under way
 
     def new_communicator(self) -> Communicator:
         """Collective: a communicator of its own for one user of the network."""
