@@ -15,7 +15,6 @@ that come and go all follow from it.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
@@ -25,8 +24,9 @@ from torch.autograd import Variable
 from torch.nn import Parameter
 
 from mpicomp import world as _world
-from mpicomp.ballot import Mark, agree_on_models
+from mpicomp.ballot import Ballot, Mark, agree_on_models
 from mpicomp.comm.communicator import Communicator, Op
+from mpicomp.comm.waiting import Task
 from mpicomp.compress.rules import Compression, assign
 from mpicomp.exchange import Group
 from mpicomp.fusion import Buckets, memory_strides, plan
@@ -47,8 +47,8 @@ class Engine:
         compression: as for `DistributedOptimizer`.
         bucket_bytes: size at which a bucket is full.
         loss_scale: the factor in this step's gradients; asked once per exchange.
-        holding: whether gradients are being accumulated and not exchanged.
-        pass_held: called at the end of a backward pass that only accumulated.
+        holding: told how many backward passes have only accumulated since the last exchange, says
+            whether this one is to do the same.
     """
 
     def __init__(
@@ -58,25 +58,25 @@ class Engine:
         *,
         bucket_bytes: float,
         loss_scale: Callable[[], float],
-        holding: Callable[[], bool],
-        pass_held: Callable[[], None],
+        holding: Callable[[int], bool],
     ) -> None:
         world = _world.get()
         self._progress, self._profile = world.progress, world.profile
         self._compression = compression
         self._bucket_bytes = bucket_bytes
-        self._loss_scale, self._holding, self._pass_held = loss_scale, holding, pass_held
+        self._loss_scale, self._holding = loss_scale, holding
         self._slots: list[Slot] = []
         self._lane = Lane()
         self._buckets: Buckets | None = None
         self._memory: Memory = {}  # of parameters that are in no bucket now
         self._sparse: set[int] = set()
-        self._order: list[int] = []  # in which gradients arrived; empty until known
-        self._agreed = False
+        self._order: list[int] = []  # in which gradients arrive: a guess until they have
+        self._ordered = False
         self._step: Step | None = None
         self._graphs: set[int] = set()  # autograd runs that will tell us when they end
         self._root: int | None = None  # the outermost of them
         self._held = False  # gradients were accumulated since the last exchange
+        self._held_passes = 0
         self._held_graph = -1
         self.joining = False  # ranks may run out of data; every exchange asks who has some
         self.exhausted = False  # this rank has
@@ -99,7 +99,7 @@ class Engine:
             [(slot.name, tuple(slot.param.shape), slot.param.dtype) for slot in self._slots],
         )
         self._drop_buckets()
-        self._order, self._agreed = [], False
+        self._ordered = False
 
     def memory(self) -> dict[str, dict[str, Tensor]]:
         """What the compressors remember, by slot and parameter name (not a copy)."""
@@ -116,16 +116,14 @@ class Engine:
 
     def _hook(self, slot: Slot) -> None:
         """Have autograd call `_arrived`; also for a frozen parameter, should it be unfrozen."""
-        reference = weakref.ref(self)  # parameters outlive optimizers
-
-        def arrived(param: Tensor) -> None:
-            engine = reference()
-            if engine is not None:
-                engine._arrived(slot)
-
+        hooks = _world.get().hooks
+        if slot.param in hooks:
+            hooks[slot.param].remove()  # a parameter listens to the optimizer that came last
         frozen = not slot.param.requires_grad
         slot.param.requires_grad_(True)
-        slot.param.register_post_accumulate_grad_hook(arrived)
+        hooks[slot.param] = slot.param.register_post_accumulate_grad_hook(
+            lambda param: self._arrived(slot)
+        )
         slot.param.requires_grad_(not frozen)
 
     @cached_property
@@ -135,38 +133,60 @@ class Engine:
 
     def agree(self) -> None:
         """Collective: `MismatchError` on every rank unless all hold the same parameters."""
-        if not self._agreed:
-            lines = {
-                slot.name: f"{tuple(slot.param.shape)}, strides {memory_strides(slot.param)}, "
-                f"{slot.param.dtype}, {self._compressors[slot.name]}"
-                for slot in self._slots
-            }
-            _world.wait(agree_on_models(self._communicator, lines), "the comparison of models")
-            self._agreed = True
+        if self._buckets is not None:
+            return
+        lines = {
+            slot.name: f"{tuple(slot.param.shape)}, strides {memory_strides(slot.param)}, "
+            f"{slot.param.dtype}, {self._compressors[slot.name]}"
+            for slot in self._slots
+        }
+        _world.wait(agree_on_models(self._communicator, lines), "the comparison of models")
+        task = self._first_buckets()
+        self._use(_world.wait(task, "the division of the parameters into buckets"))
 
     # --------------------------------------------------------------------------- buckets
 
-    def _make_buckets(self) -> Buckets:
-        """Collective: parameters that some rank trains, in the order in which they arrived."""
+    def _first_buckets(self) -> Task[Buckets]:
         trained = torch.tensor([slot.param.requires_grad for slot in self._slots])
-        task = self._communicator.reduce_(trained, Op.MAX)
-        _world.wait(task, "the list of trained parameters")
-        order = self._order or [slot.index for slot in reversed(self._slots)]
-        chosen = [self._slots[i] for i in order if trained[i] and i not in self._sparse]
+        yield from self._communicator.reduce_(trained, Op.MAX)
+        self._order = [slot.index for slot in reversed(self._slots)]
+        return (yield from self._make_buckets({int(i) for i in trained.nonzero()}))
+
+    def _make_buckets(self, members: set[int]) -> Task[Buckets]:
+        """Buckets for ``members``, in the order in which gradients arrive."""
+        chosen = [self._slots[i] for i in self._order if i in members]
         plans = plan(
             [(slot.name, slot.param.data) for slot in chosen], self._compressors, self._bucket_bytes
         )
-        buckets = Buckets(plans, self._communicator)
+        return (yield from Buckets.make(plans, self._communicator))
+
+    def _rebuild(self, ballot: Ballot, arrived: list[int]) -> Task[Buckets | None]:
+        """Other buckets if other parameters are trained, or once in the order of arrival."""
+        self._sparse |= set(ballot.marked(Mark.SPARSE))
+        members = set(ballot.marked(Mark.TRAINED)) - self._sparse
+        placed = {slot.index for slot in self._slots if slot.bucket is not None}
+        if self._ordered and members == placed:
+            return None
+        if not self._ordered:
+            rest = [index for index in self._order if index not in set(arrived)]
+            order = torch.tensor(arrived + rest)
+            yield from self._communicator.broadcast_(order, 0)
+            self._order, self._ordered = [int(index) for index in order], True
+        return (yield from self._make_buckets(members))
+
+    def _use(self, buckets: Buckets) -> None:
+        """Go on with ``buckets``, and with what the compressors remember."""
+        self._drop_buckets()
         buckets.restore(self._memory)
         kept = buckets.memory()
         self._memory = {
             slot: {n: t.clone() for n, t in tensors.items() if n not in kept.get(slot, {})}
             for slot, tensors in self._memory.items()
         }
-        position = {e.name: b for b, p in enumerate(plans) for e in p.entries}
+        position = {e.name: b for b, p in enumerate(buckets.plans) for e in p.entries}
         for slot in self._slots:
             slot.bucket = position.get(slot.name)
-        return buckets
+        self._buckets = buckets
 
     def _drop_buckets(self) -> None:
         if self._buckets is not None:
@@ -178,6 +198,8 @@ class Engine:
 
     def _arrived(self, slot: Slot) -> None:
         """Autograd has accumulated a gradient into ``slot.param.grad``."""
+        if self._progress.stopped:  # after `shutdown` a rank trains by itself
+            return
         graph = torch._C._current_graph_task_id()
         if self._step is None and self._holds(graph):
             return
@@ -197,12 +219,15 @@ class Engine:
     def _holds(self, graph: int) -> bool:
         """Whether this autograd run only accumulates; asked and told once per run."""
         if graph != self._held_graph:
-            if not self._holding():
+            if not self._holding(self._held_passes):
                 return False
             self._held, self._held_graph = True, graph
             if not _inside_custom_backward():
-                Variable._execution_engine.queue_callback(self._pass_held)
+                Variable._execution_engine.queue_callback(self._count_held)
         return True
+
+    def _count_held(self) -> None:
+        self._held_passes += 1
 
     def _ended(self, nested: bool) -> None:
         """An autograd run is over. One inside another ends the step only if nothing is missing."""
@@ -242,8 +267,7 @@ class Engine:
 
     def _begin(self, active: tuple[int, ...]) -> None:
         """Collective: start a step of the ``active`` ranks."""
-        if self._buckets is None:
-            self._buckets = self._make_buckets()
+        assert self._buckets is not None
         self._graphs, self._root = set(), None
         self._step = Step(
             self._slots,
@@ -259,7 +283,7 @@ class Engine:
     def close(self, *, discard: bool = False) -> None:
         """End the step that is under way on this side, without waiting for other ranks."""
         if self._step is not None:
-            self._step.close(discard=discard, order_wanted=not self._order)
+            self._step.close(self._rebuild, discard=discard)
 
     def finish(self, *, discard: bool = False) -> None:
         """End the step that is under way, if any: afterwards all gradients are means."""
@@ -268,15 +292,10 @@ class Engine:
         self.close(discard=discard)
         step, self._step = self._step, None
         _world.get().open_engines.remove(self)
-        self._held = False
+        self._held, self._held_passes = False, 0
         conclusion = step.finish()
-        ballot = conclusion.ballot
-        self._sparse |= set(ballot.marked(Mark.SPARSE))
-        trained = set(ballot.marked(Mark.TRAINED)) - self._sparse
-        placed = {slot.index for slot in self._slots if slot.bucket is not None}
-        if conclusion.order or trained != placed:
-            self._order = conclusion.order or self._order
-            self._drop_buckets()
+        if conclusion.buckets is not None:
+            self._use(conclusion.buckets)
 
 
 def _inside_custom_backward() -> bool:

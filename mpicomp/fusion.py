@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mpicomp.comm.communicator import Communicator
+from mpicomp.comm.waiting import Task
 from mpicomp.compress.base import Bucket, Compressor, Entry, State
 from mpicomp.compress.dense import NoCompression
 
@@ -87,27 +89,30 @@ def memory_strides(tensor: Tensor) -> tuple[int, ...]:
     return tensor.stride()
 
 
+def _shares(bucket: Plan) -> bool:
+    return bucket.device.type == "cpu" and isinstance(bucket.compressor, NoCompression)
+
+
+def _offsets(plans: Sequence[Plan]) -> Iterator[int]:
+    """Where the buckets that are shared begin in their block, and last its size; in bytes."""
+    sizes = (-(-p.num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES for p in plans if _shares(p))
+    return itertools.accumulate(sizes, initial=0)
+
+
 class Buckets:
     """The buckets of one optimizer, their memory, and what their compressors remember.
 
     Gradients that travel as they are lie in shared memory, to be reduced in place.
     """
 
-    def __init__(self, plans: Sequence[Plan], communicator: Communicator) -> None:
+    def __init__(self, plans: Sequence[Plan], communicator: Communicator, block: Tensor) -> None:
         self.plans = list(plans)
-        self._communicator = communicator
-        shared = [
-            p for p in plans if p.device.type == "cpu" and isinstance(p.compressor, NoCompression)
-        ]
-        offsets, total = {}, 0
-        for p in shared:
-            offsets[id(p)] = total
-            total += -(-p.num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
-        self._block = communicator.allocate(total)
+        self._communicator, self._block = communicator, block
+        offsets = _offsets(plans)
         self.buckets: list[Bucket] = []
         for p in plans:
-            if id(p) in offsets:
-                start = offsets[id(p)]
+            if _shares(p):
+                start = next(offsets)
                 flat = self._block[start : start + p.num_bytes].view(p.dtype)
             else:
                 flat = torch.empty(p.numel, dtype=p.dtype, device=p.device)
@@ -117,6 +122,13 @@ class Buckets:
         self.states: list[State] = [
             p.compressor.init(bucket) for p, bucket in zip(plans, self.buckets, strict=True)
         ]
+
+    @classmethod
+    def make(cls, plans: Sequence[Plan], communicator: Communicator) -> Task[Buckets]:
+        """All ranks make the same buckets at the same time."""
+        *_, total = _offsets(plans)
+        block = yield from communicator.allocate(total)
+        return cls(plans, communicator, block)
 
     def release(self) -> None:
         """Give up the memory; gradients that still lie in it keep their part alive."""

@@ -38,6 +38,7 @@ def exchange_sparse(
             torch.zeros(1, 0, dtype=torch.int64, device=param.device),
             param.new_zeros(0, *param.shape[1:]),
             param.shape,
+            check_invariants=False,
         )
     grad = grad.coalesce()
     dims = grad.sparse_dim()
@@ -51,4 +52,5 @@ def exchange_sparse(
     answers = yield from carry(message, group, profile)
     indices = torch.cat([index for index, _ in answers]).t()
     values = torch.cat([value for _, value in answers]) / len(answers)
-    return torch.sparse_coo_tensor(indices, values, param.shape).coalesce()
+    mean = torch.sparse_coo_tensor(indices, values, param.shape, check_invariants=False)
+    return mean.coalesce()

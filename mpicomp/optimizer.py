@@ -103,7 +103,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 broadcast_optimizer_state(optimizer, root_rank=0)
 
     def _start(self) -> None:
-        self._passes = 0  # backward passes since the last exchange
         self._no_sync = False
         self._engine: Engine | None = None
         if _world.size() > 1:
@@ -112,8 +111,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._compression,
                 bucket_bytes=self._fusion_mb * 2**20,
                 loss_scale=self._loss_scale,
-                holding=lambda: self._no_sync or self._passes + 1 < self.backward_passes_per_step,
-                pass_held=self._count_pass,
+                holding=self._holding,
             )
 
     def _named(self, first_group: int = 0) -> list[tuple[str, nn.Parameter]]:
@@ -132,8 +130,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         scaler = self._grad_scaler
         return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
 
-    def _count_pass(self) -> None:
-        self._passes += 1
+    def _holding(self, passes: int) -> bool:
+        return self._no_sync or passes + 1 < self.backward_passes_per_step
 
     # --------------------------------------------------------------------------- training
 
@@ -200,6 +198,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer.add_param_group(param_group)
         if self._engine is not None:
             self._engine.add(self._named(first_group=known))
+            self._engine.agree()
 
     # ------------------------------------------------------------------------------ state
 

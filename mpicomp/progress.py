@@ -53,7 +53,7 @@ class Progress:
         self._busy: list[Lane] = []  # lanes with jobs
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self.stopped = False
         self._awaited = 0  # how many threads stand still until a task is done
 
     def submit(self, lane: Lane, task: Task[T], what: str) -> Future[T]:
@@ -81,7 +81,7 @@ class Progress:
     def stop(self) -> None:
         """End the thread when the tasks at hand are done."""
         with self._wake:
-            self._stopping = True
+            self.stopped = True
             self._wake.notify()
         if self._thread is not None:
             self._thread.join()
@@ -90,7 +90,7 @@ class Progress:
         while True:
             with self._wake:
                 while not self._busy:
-                    if self._stopping:
+                    if self.stopped:
                         return
                     self._wake.wait()
                 busy = list(self._busy)

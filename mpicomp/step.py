@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,12 +39,15 @@ class Conclusion:
     Attributes:
         ballot: the marks of all parameters.
         leftovers: means of gradients that fitted in no bucket, by parameter.
-        order: in which gradients arrived on rank 0, if that was asked for.
+        buckets: to be used from now on, if others are wanted than before.
     """
 
     ballot: Ballot
     leftovers: dict[int, Tensor]
-    order: list[int]
+    buckets: Buckets | None
+
+
+Rebuild: TypeAlias = Callable[[Ballot, list[int]], Task["Buckets | None"]]
 
 
 class Step:
@@ -83,6 +87,9 @@ class Step:
         self.arrived: list[int] = []  # parameters, in the order of their gradients
         for slot in slots:
             slot.filled = False
+        for bucket in buckets.buckets:
+            bucket.size = len(group.active)
+            bucket.rank = group.active.index(group.communicator.rank) if self._active else 0
 
     @property
     def complete(self) -> bool:
@@ -103,12 +110,12 @@ class Step:
             bucket[slot.name].add_(grad, alpha=1.0 / self._scale_of(slot.bucket))
             slot.param.grad = None
 
-    def close(self, *, discard: bool = False, order_wanted: bool = False) -> None:
+    def close(self, rebuild: Rebuild, *, discard: bool = False) -> None:
         """Backward is over: send what is left and open the ballot. Returns without waiting.
 
         Args:
+            rebuild: makes other buckets, if the ballot and the order of arrival want it.
             discard: the backward pass failed; take part to the end, but set nothing.
-            order_wanted: have rank 0 tell in which order gradients arrived there.
         """
         if self._conclusion is not None:
             return
@@ -119,7 +126,7 @@ class Step:
         for slot in self._slots:
             self._close_slot(slot, own)
         self._launch()
-        task = self._conclude(own, order_wanted)
+        task = self._conclude(own, rebuild)
         self._conclusion = self._progress.submit(self._lane, task, "the ballot")
 
     def finish(self) -> Conclusion:
@@ -138,12 +145,12 @@ class Step:
 
     def _close_slot(self, slot: Slot, own: Ballot) -> None:
         """Fill ``slot`` if it is not, and say on the ballot what became of it."""
+        if self._active and slot.param.requires_grad:
+            own.set(Mark.TRAINED, slot.index)
         if not self._keep:
             self._fill(slot, None)
             return
         grad, placed = slot.param.grad, slot.bucket is not None
-        if slot.param.requires_grad:
-            own.set(Mark.TRAINED, slot.index)
         if slot.filled or (placed and grad is not None and not grad.is_sparse):
             own.set(Mark.USED, slot.index)
         if grad is not None and (slot.filled or not placed or grad.is_sparse):
@@ -199,12 +206,11 @@ class Step:
 
     # ----------------------------------------------------------------------------- ending
 
-    def _conclude(self, own: Ballot, order_wanted: bool) -> Task[Conclusion]:
+    def _conclude(self, own: Ballot, rebuild: Rebuild) -> Task[Conclusion]:
         """The last task of a step: the ballot, and what it shows to be left over."""
         # Tasks of a lane run in order: all outcomes are there when this one starts.
         own.bad |= not all(outcome.result().finite for outcome in self._outcomes)
-        communicator = self.group.communicator
-        ballot = yield from own.cast(communicator)
+        ballot = yield from own.cast(self.group.communicator)
         means: dict[int, Tensor] = {}
         late = ballot.marked(Mark.LATE)
         if late:
@@ -218,13 +224,8 @@ class Step:
                 param, self._leftovers.get(i), self.group, self._profile
             )
             means[i] = means[i] + mean if i in means else mean
-        order: list[int] = []
-        if order_wanted:
-            rest = [s.index for s in reversed(self._slots) if s.index not in set(self.arrived)]
-            agreed = torch.tensor(self.arrived + rest)
-            yield from communicator.broadcast_(agreed, 0)
-            order = [int(index) for index in agreed]
-        return Conclusion(ballot, means, order)
+        buckets = yield from rebuild(ballot, self.arrived)
+        return Conclusion(ballot, means, buckets)
 
     def _settle(self, agreed: Ballot) -> None:
         """Let the compressors commit a good step and write the means; spoil those of a bad one."""

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -19,6 +20,9 @@ from mpicomp import settings as _settings
 from mpicomp.errors import MpicompError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
+
     from mpicomp.comm.communicator import Communicator
     from mpicomp.comm.stall import RollCall
     from mpicomp.comm.waiting import Task
@@ -47,6 +51,7 @@ class World:
     progress: Progress
     profile: Profile
     settings: _settings.Settings
+    hooks: MutableMapping[Tensor, RemovableHandle]  # of the parameters that are exchanged
     open_engines: list[Engine] = field(default_factory=list)  # with a step under way
 
     def new_communicator(self) -> Communicator:
@@ -80,6 +85,7 @@ def init() -> None:
             "launcher started can be a rank; move the call under `if __name__ == '__main__':`"
         )
     from mpi4py import MPI
+    from torch.utils.weak import WeakIdKeyDictionary
 
     from mpicomp.comm.communicator import Communicator
     from mpicomp.comm.stall import RollCall
@@ -103,7 +109,9 @@ def init() -> None:
         shutdown_seconds=settings.stall_shutdown_seconds,
     )
     profile = Profile(rank=communicator.rank, tracing=bool(settings.trace))
-    _world = World(communicator, roll_call, Progress(roll_call), profile, settings)
+    _world = World(
+        communicator, roll_call, Progress(roll_call), profile, settings, WeakIdKeyDictionary()
+    )
     if MPI.COMM_WORLD.size > 1:
         sys.excepthook = _fail
         threading.excepthook = lambda args: _fail(

@@ -16,14 +16,23 @@ from mpi4py import MPI
 from torch import Tensor
 
 from mpicomp.comm import halves
-from mpicomp.comm.buffers import MAX_COUNT, Buffer, buffer, check, memory, pieces, raw
-from mpicomp.comm.node import SHARED_DIRECTORY, Combine, Node, Refused, Window, reduce_rows
+from mpicomp.comm.buffers import MAX_COUNT, NATIVE, Buffer, buffer, check, memory, pieces, raw
+from mpicomp.comm.node import (
+    SHARED_DIRECTORY,
+    Combine,
+    Node,
+    Refused,
+    Window,
+    exchange_texts,
+    reduce_rows,
+)
 from mpicomp.comm.staging import Staging
-from mpicomp.comm.waiting import Task
+from mpicomp.comm.waiting import Task, run, until
 
 log = logging.getLogger("mpicomp")
 
 ARENA_BYTES = 4 << 20  # per rank
+_MPI_ONLY = (torch.uint16, torch.uint32, torch.uint64)  # torch cannot add them up
 _SMALL_BYTES = 32 << 10  # below this every rank reads everything: one barrier instead of two
 
 
@@ -44,11 +53,6 @@ _COMBINE: dict[Op, Combine] = {
 }
 _MPI_OP = {Op.SUM: MPI.SUM, Op.MAX: MPI.MAX, Op.MIN: MPI.MIN, Op.PRODUCT: MPI.PROD}
 _LOGICAL = {Op.SUM: Op.MAX, Op.MAX: Op.MAX, Op.MIN: Op.MIN, Op.PRODUCT: Op.MIN}
-
-
-def _until(request: MPI.Request) -> Task[None]:
-    while not request.Test():
-        yield
 
 
 class Communicator:
@@ -88,15 +92,15 @@ class Communicator:
             self._share(directory, owners)
 
     def _share(self, directory: str, owners: int) -> None:
-        trouble = ""
+        node: Node | Refused
         try:
             node = Node(self.local, arena_bytes=ARENA_BYTES, directory=directory, owners=owners)
         except Refused as refused:
-            trouble = str(refused)
-        troubles = [text for text in self.comm.allgather(trouble) if text]
-        if troubles:
+            node = refused
+        trouble = run(self._first_trouble(node))
+        if trouble or isinstance(node, Refused):
             if self.rank == 0:
-                log.warning("no shared memory between ranks of a host (%s): using MPI", troubles[0])
+                log.warning("no shared memory between ranks of a host (%s): using MPI", trouble)
             return
         self.node = node
         if self.hosts > 1:
@@ -113,19 +117,15 @@ class Communicator:
 
     # ------------------------------------------------------------------------------- memory
 
-    def allocate(self, num_bytes: int) -> Tensor:
-        """Collective: host memory (num_bytes,) uint8 in which reductions are fastest.
+    def allocate(self, num_bytes: int) -> Task[Tensor]:
+        """Host memory (num_bytes,) uint8 in which reductions are fastest.
 
         Ordinary memory where no shared memory can be had, with one line in the log.
         """
         if self.node is not None and num_bytes > 0:
-            trouble = ""
-            try:
-                window = self.node.window(num_bytes)
-            except Refused as refused:
-                trouble = str(refused)
-            troubles = [text for text in self.comm.allgather(trouble) if text]
-            if not troubles:
+            window = yield from self.node.window(num_bytes)
+            trouble = yield from self._first_trouble(window)
+            if not trouble and isinstance(window, Window):
                 self._windows.append(window)
                 return window.own
             if self.rank == 0:
@@ -133,9 +133,14 @@ class Communicator:
                     "shared memory is too small for %d MB of gradients (%s): copying through "
                     "a small part of it",
                     num_bytes >> 20,
-                    troubles[0],
+                    trouble,
                 )
         return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def _first_trouble(self, outcome: Window | Node | Refused) -> Task[str]:
+        """Why some host has no shared memory; empty if all have."""
+        own = str(outcome) if isinstance(outcome, Refused) else ""
+        return next(filter(None, (yield from exchange_texts(self.comm, own))), "")
 
     def release(self, block: Tensor) -> None:
         """Forget a block from `allocate`; its memory is returned with the last tensor in it."""
@@ -157,11 +162,14 @@ class Communicator:
         check(flat)
         if flat.dtype == torch.bool:
             flat, op = flat.view(torch.uint8), _LOGICAL[op]
+        known = flat.dtype in NATIVE or flat.dtype in halves.HALVES
+        if not known or (flat.is_complex() and op in (Op.MAX, Op.MIN)):
+            raise TypeError(f"comm: dtype must be one that has a {op.value}, got {flat.dtype}")
         if self.size == 1 or flat.numel() == 0:
             if scale is not None:
                 flat.mul_(scale)
             return
-        if self.node is None:
+        if self.node is None or flat.dtype in _MPI_ONLY:
             yield from self._reduce_mpi(self.comm, flat, op, scale)
             return
         for window in self._windows:
@@ -193,7 +201,7 @@ class Communicator:
         yield from node.barrier()
 
     def _reduce_arena(self, node: Node, flat: Tensor, op: Op, scale: float | None) -> Task[None]:
-        length = len(node.next_half(flat.dtype)[0])
+        length = node.half_bytes // flat.element_size()
         for piece in pieces(flat.numel(), length):
             own = flat[piece]
             rows = [half[: own.numel()] for half in node.next_half(flat.dtype)]
@@ -244,7 +252,7 @@ class Communicator:
             if part.dtype in halves.HALVES:
                 yield from halves.sum_(comm, part, scale)
                 continue
-            yield from _until(comm.Iallreduce(MPI.IN_PLACE, buffer(part), _MPI_OP[op]))
+            yield from until(comm.Iallreduce(MPI.IN_PLACE, buffer(part), _MPI_OP[op]))
             if scale is not None:
                 part.mul_(scale)
 
@@ -254,7 +262,7 @@ class Communicator:
         """``tensor`` of rank ``root`` replaces the contents of ``tensor`` everywhere."""
         flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.view(-1)
         for piece in pieces(flat.numel(), self._max_count):
-            yield from _until(self.comm.Ibcast(raw(flat[piece]), root))
+            yield from until(self.comm.Ibcast(raw(flat[piece]), root))
 
     def gather(self, tensor: Tensor, lengths: Sequence[int]) -> Task[list[Tensor]]:
         """The 1-d tensors of all ranks, in rank order; ``lengths[r]`` elements from rank r."""
@@ -263,7 +271,7 @@ class Communicator:
         counts = [part.numel() * part.element_size() for part in parts]
         if sum(counts) <= self._max_count:
             receive: Buffer = [memory(result), (counts, None), MPI.BYTE]
-            yield from _until(self.comm.Iallgatherv(raw(tensor), receive))
+            yield from until(self.comm.Iallgatherv(raw(tensor), receive))
             return parts
         parts[self.rank].copy_(tensor)
         for rank, part in enumerate(parts):
@@ -279,7 +287,7 @@ class Communicator:
             requests += self._each_piece(incoming[origin], self.comm.Irecv, origin)
             requests += self._each_piece(outgoing[to], self.comm.Isend, to)
         for request in requests:
-            yield from _until(request)
+            yield from until(request)
         return incoming
 
     def _each_piece(
@@ -298,7 +306,7 @@ class Communicator:
 
     def barrier(self) -> Task[None]:
         """Return when every rank has come here."""
-        yield from _until(self.comm.Ibarrier())
+        yield from until(self.comm.Ibarrier())
 
     def same(self, digest: int) -> Task[bool]:
         """A barrier that tells whether all ranks came with the same ``digest`` (63 bits)."""
@@ -307,5 +315,5 @@ class Communicator:
         if self.node is not None and self.hosts == 1:
             return (yield from self.node.same(digest))
         extremes = torch.tensor([digest, -digest])
-        yield from _until(self.comm.Iallreduce(MPI.IN_PLACE, buffer(extremes), MPI.MAX))
+        yield from until(self.comm.Iallreduce(MPI.IN_PLACE, buffer(extremes), MPI.MAX))
         return bool(extremes[0] == -extremes[1])

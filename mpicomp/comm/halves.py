@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mpicomp.comm.buffers import Buffer, memory
 from mpicomp.comm.node import reduce_rows
-from mpicomp.comm.waiting import Task
+from mpicomp.comm.waiting import Task, until
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -24,13 +24,9 @@ def sum_(comm: MPI.Comm, flat: Tensor, scale: float | None) -> Task[None]:
     outgoing = flat.new_zeros(comm.size, segment)
     outgoing.view(-1)[: flat.numel()].copy_(flat)
     incoming = torch.empty_like(outgoing)
-    request = comm.Ialltoall(_rows(outgoing), _rows(incoming))
-    while not request.Test():
-        yield
+    yield from until(comm.Ialltoall(_rows(outgoing), _rows(incoming)))
     reduce_rows(list(incoming), [outgoing[comm.rank]], Tensor.add_, scale)
-    request = comm.Iallgather(MPI.IN_PLACE, _rows(outgoing))
-    while not request.Test():
-        yield
+    yield from until(comm.Iallgather(MPI.IN_PLACE, _rows(outgoing)))
     flat.copy_(outgoing.view(-1)[: flat.numel()])
 
 

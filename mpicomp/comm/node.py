@@ -24,10 +24,11 @@ from mpi4py import MPI
 from torch import Tensor
 
 from mpicomp.comm.buffers import buffer
-from mpicomp.comm.waiting import Task
+from mpicomp.comm.waiting import Task, run, until
 
 SHARED_DIRECTORY = "/dev/shm"
 BLOCK_ELEMENTS = 1 << 17  # what is reduced at a time: a few blocks fit in a core's cache
+_TEXT_BYTES = 255
 _LINE_BYTES = 64  # each rank writes to cache lines of its own
 
 Combine = Callable[[Tensor, Tensor], Tensor]  # in place: combine(accumulator, other)
@@ -37,14 +38,12 @@ class Refused(Exception):
     """Shared memory could not be had; the reason, as text."""
 
 
-def share(comm: MPI.Comm, rank_bytes: int, directory: str) -> list[Tensor]:
+def share(comm: MPI.Comm, rank_bytes: int, directory: str) -> Task[list[Tensor] | Refused]:
     """Memory that all ranks of ``comm`` see: one uint8 tensor (rank_bytes,) per rank.
 
-    Collective. The file behind it has no name once this returns, so nothing is left behind
-    however the job ends; the memory lives as long as a tensor that uses it.
-
-    Raises:
-        Refused: on every rank, if any rank could not map or reserve it.
+    The file behind it has no name once this returns, so nothing is left behind however the job
+    ends; the memory lives as long as a tensor that uses it. The answer is `Refused` on every rank
+    if any rank could not map or reserve it.
     """
     path, trouble = "", ""
     if comm.rank == 0:
@@ -54,19 +53,29 @@ def share(comm: MPI.Comm, rank_bytes: int, directory: str) -> list[Tensor]:
             os.close(descriptor)
         except OSError as error:
             trouble = str(error)
-    path = comm.bcast(path)
+    shared_path = (yield from exchange_texts(comm, path))[0]
     parts: list[Tensor] = []
-    if path:
+    if shared_path:
         try:
-            parts = _map(path, comm, rank_bytes)
+            parts = _map(shared_path, comm, rank_bytes)
         except OSError as error:
             trouble = str(error)
-    troubles = [text for text in comm.allgather(trouble) if text]
-    if comm.rank == 0 and path:
+    troubles = yield from exchange_texts(comm, trouble)
+    if path:
         os.unlink(path)
-    if troubles:
-        raise Refused(troubles[0])
-    return parts
+    reasons = [text for text in troubles if text]
+    return Refused(reasons[0]) if reasons else parts
+
+
+def exchange_texts(comm: MPI.Comm, text: str) -> Task[list[str]]:
+    """The short texts (up to 255 bytes) of all ranks."""
+    own = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+    every = bytearray(_TEXT_BYTES * comm.size)
+    yield from until(comm.Iallgather([own, MPI.BYTE], [every, _TEXT_BYTES, MPI.BYTE]))
+    return [
+        every[start : start + _TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
+        for start in range(0, len(every), _TEXT_BYTES)
+    ]
 
 
 def _map(path: str, comm: MPI.Comm, rank_bytes: int) -> list[Tensor]:
@@ -123,26 +132,26 @@ class Node:
         self.rank, self.size = comm.rank, comm.size
         self.owners = owners or comm.size
         self._directory = directory
-        parts = share(comm, _LINE_BYTES + arena_bytes, directory)
+        parts = run(share(comm, _LINE_BYTES + arena_bytes, directory))
+        if isinstance(parts, Refused):
+            raise parts
         # Flags rely on stores becoming visible in program order, which x86 promises.
         self._use_flags = platform.machine() in ("x86_64", "AMD64")
         self._flags = [part[:_LINE_BYTES].numpy().data.cast("q") for part in parts]
         self._arena = Window([p[_LINE_BYTES:] for p in parts], parts[self.rank][_LINE_BYTES:])
-        self._half_bytes = arena_bytes // 2
+        self.half_bytes = arena_bytes // 2
         self._half = 0
         self._turn = 0
 
-    def window(self, num_bytes: int) -> Window:
-        """Collective: shared memory of ``num_bytes`` for each rank; raises `Refused`."""
-        parts = share(self.comm, num_bytes, self._directory)
-        return Window(parts, parts[self.rank])
+    def window(self, num_bytes: int) -> Task[Window | Refused]:
+        """Shared memory of ``num_bytes`` for each rank."""
+        parts = yield from share(self.comm, num_bytes, self._directory)
+        return parts if isinstance(parts, Refused) else Window(parts, parts[self.rank])
 
     def barrier(self) -> Task[None]:
         """Return when every rank of the host has come here; what they wrote before is visible."""
         if not self._use_flags:
-            request = self.comm.Ibarrier()
-            while not request.Test():
-                yield
+            yield from until(self.comm.Ibarrier())
             return
         self._turn += 1
         self._flags[self.rank][0] = self._turn
@@ -154,9 +163,7 @@ class Node:
         """A barrier that tells whether all ranks came with the same ``digest``."""
         if not self._use_flags:
             extremes = torch.tensor([digest, -digest])
-            request = self.comm.Iallreduce(MPI.IN_PLACE, buffer(extremes), MPI.MAX)
-            while not request.Test():
-                yield
+            yield from until(self.comm.Iallreduce(MPI.IN_PLACE, buffer(extremes), MPI.MAX))
             return bool(extremes[0] == -extremes[1])
         slot = 1 + (self._turn + 1) % 2  # a rank can be one turn ahead, never two
         self._flags[self.rank][slot] = digest
@@ -181,8 +188,8 @@ class Node:
         have passed a barrier since.
         """
         self._half = 1 - self._half
-        start = self._half * self._half_bytes
-        return self._arena.peers(start, self._half_bytes // dtype.itemsize, dtype)
+        start = self._half * self.half_bytes
+        return self._arena.peers(start, self.half_bytes // dtype.itemsize, dtype)
 
 
 def reduce_rows(

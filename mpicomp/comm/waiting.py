@@ -11,6 +11,8 @@ import time
 from collections.abc import Generator
 from typing import TypeAlias, TypeVar
 
+from mpi4py import MPI
+
 T = TypeVar("T")
 Task: TypeAlias = Generator[None, None, T]  # yields while it waits, returns its result
 
@@ -23,3 +25,21 @@ def pause(waited_seconds: float, *, spin_seconds: float) -> None:
         os.sched_yield()
     else:
         time.sleep(min(waited_seconds / 8, LONGEST_SLEEP_SECONDS))
+
+
+def until(request: MPI.Request) -> Task[None]:
+    """Wait for a non-blocking call of MPI."""
+    while not request.Test():
+        yield
+
+
+def run(task: Task[T]) -> T:
+    """Run ``task`` to its end. For set-up; `world.wait` also watches over long waits."""
+    start = time.perf_counter()
+    while True:
+        try:
+            next(task)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        pause(time.perf_counter() - start, spin_seconds=1e-4)

@@ -66,9 +66,9 @@ class TopK(Compressor):
             (mean,) = yield Mean((flat.clone(),))  # the driver may overwrite, feedback may not
             return Exchanged(mean=Dense(mean), sent=Dense(flat))
         indices = largest(flat, self.num_kept(flat.numel()))
-        parts = yield Gather((flat[indices], indices.to(index_dtype(flat.numel()))))
-        own_values, own_indices = parts[bucket.rank]
-        return Exchanged(mean=SparseMean(tuple(parts)), sent=Sparse(own_indices, own_values))
+        narrow = indices.to(index_dtype(flat.numel()), copy=True)
+        parts = yield Gather((flat[indices], narrow))
+        return Exchanged(mean=SparseMean(tuple(parts)), sent=Sparse(indices, flat[indices]))
 
     def num_kept(self, numel: int) -> int:
         """How many of ``numel`` elements are sent."""
