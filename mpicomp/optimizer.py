@@ -105,9 +105,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _start(self) -> None:
         self._no_sync = False
         self._engine: Engine | None = None
+        params = self._named()
         if _world.size() > 1:
             self._engine = Engine(
-                self._named(),
+                params,
                 self._compression,
                 bucket_bytes=self._fusion_mb * 2**20,
                 loss_scale=self._loss_scale,
