@@ -60,8 +60,8 @@ def allreduce(
     """
     if compression is not None:
         raise ValueError("allreduce: compression must be None; compress in DistributedOptimizer")
-    result = tensor.detach().clone(memory_format=torch.contiguous_format)
-    return _allreduce_(result, average, name, op, prescale_factor, postscale_factor)
+    result = _dense(tensor).clone(memory_format=torch.contiguous_format)
+    return _allreduce_("allreduce", result, average, name, op, prescale_factor, postscale_factor)
 
 
 def allreduce_(
@@ -73,16 +73,17 @@ def allreduce_(
     postscale_factor: float = 1.0,
 ) -> Tensor:
     """As `allreduce`, in place; returns ``tensor``."""
-    work = tensor.detach()
-    if work.is_contiguous():
-        _allreduce_(work, average, name, op, prescale_factor, postscale_factor)
-    else:
-        flat = work.contiguous()
-        work.copy_(_allreduce_(flat, average, name, op, prescale_factor, postscale_factor))
+    work = _dense(tensor)
+    result = _allreduce_(
+        "allreduce", work.contiguous(), average, name, op, prescale_factor, postscale_factor
+    )
+    if result.data_ptr() != work.data_ptr():
+        work.copy_(result)
     return tensor
 
 
 def _allreduce_(
+    kind: str,
     tensor: Tensor,
     average: bool | None,
     name: str | None,
@@ -90,21 +91,27 @@ def _allreduce_(
     prescale_factor: float,
     postscale_factor: float,
 ) -> Tensor:
-    op = _which_op(average, op, tensor)
+    op = _which_op(kind, average, op, tensor)
     real = tensor.is_floating_point() or tensor.is_complex()
     if not real and (prescale_factor, postscale_factor) != (1.0, 1.0):
-        raise ValueError(f"allreduce: scale factors must be 1 for {tensor.dtype}")
-    comm = _agree("allreduce", name, tensor, f"op {op.name}", prescale_factor, postscale_factor)
+        raise ValueError(f"{kind}: scale factors must be 1 for {tensor.dtype}")
+    scales = [
+        f"{which} {factor}"
+        for which, factor in (("prescale", prescale_factor), ("postscale", postscale_factor))
+        if factor != 1.0
+    ]
+    comm = _agree(kind, name, tensor, f"op {op.name}", *scales)
     linear = op in (Average, Sum)
     if not linear and prescale_factor != 1.0:
         tensor.mul_(prescale_factor)
     scale = postscale_factor * (prescale_factor if linear else 1.0)
     if op is Average and real:
         scale /= comm.size
-    task = comm.reduce_(tensor.view(-1), _mpi_op(op), scale if scale != 1.0 else None)
-    _world.wait(task, _label("allreduce", name))
+    total = tensor if real or op is not Average else tensor.long()  # the sum may need more bits
+    task = comm.reduce_(total.view(-1), _mpi_op(op), scale if scale != 1.0 else None)
+    _world.wait(task, _label(kind, name))
     if op is Average and not real:
-        tensor.copy_(torch.div(tensor, comm.size, rounding_mode="trunc"))
+        tensor.copy_(torch.div(total, comm.size, rounding_mode="trunc"))
     return tensor
 
 
@@ -153,6 +160,8 @@ def alltoall(
     Returns:
         What the ranks sent here, in rank order; with ``splits`` also the rows from each (size,).
     """
+    if tensor.ndim == 0:
+        raise ValueError("alltoall: tensor must have a first dimension, got a 0-d tensor")
     comm = _agree("alltoall", name, tensor, first_dim_free=True)
     rows = [int(n) for n in splits] if splits is not None else _equal_split(tensor, comm.size)
     if len(rows) != comm.size or sum(rows) != len(tensor) or min(rows) < 0:
@@ -184,7 +193,10 @@ def reducescatter(
     """
     if tensor.ndim == 0:
         raise ValueError("reducescatter: tensor must have a first dimension, got a 0-d tensor")
-    whole = allreduce(tensor, None, name, compression, op, prescale_factor, postscale_factor)
+    if compression is not None:
+        raise ValueError("reducescatter: compression must be None; see DistributedOptimizer")
+    whole = _dense(tensor).clone(memory_format=torch.contiguous_format)
+    _allreduce_("reducescatter", whole, None, name, op, prescale_factor, postscale_factor)
     size, rank = _world.size(), _world.rank()
     base, rest = divmod(len(tensor), size)
     start = rank * base + min(rank, rest)
@@ -200,16 +212,16 @@ def barrier() -> None:
 # ------------------------------------------------------------------------------------- helpers
 
 
-def _which_op(average: bool | None, op: ReduceOp | None, tensor: Tensor) -> ReduceOp:
+def _which_op(kind: str, average: bool | None, op: ReduceOp | None, tensor: Tensor) -> ReduceOp:
     if average is not None and op is not None:
-        raise ValueError("allreduce: give op or average, not both")
+        raise ValueError(f"{kind}: give op or average, not both")
     if op is None:
         op = Sum if average is False else Average
     if not isinstance(op, ReduceOp):
-        raise ValueError(f"allreduce: op must be Average, Sum, Min, Max or Product, got {op!r}")
+        raise ValueError(f"{kind}: op must be Average, Sum, Min, Max or Product, got {op!r}")
     if op is Average and tensor.dtype == torch.bool:
         raise ValueError(
-            "allreduce: a tensor of bool has no mean; use op=Sum (or) or Product (and)"
+            f"{kind}: a tensor of bool has no mean; use op=Sum (or) or Product (and)"
         )
     return op
 
@@ -221,14 +233,14 @@ def _mpi_op(op: ReduceOp) -> Op:
 
 
 def _agree(
-    kind: str, name: str | None, tensor: Tensor, *details: object, first_dim_free: bool = False
+    kind: str, name: str | None, tensor: Tensor, *details: str, first_dim_free: bool = False
 ) -> Communicator:
     """Compare this call with that of the other ranks; returns the communicator to use."""
     comm = _world.get().communicator
     if comm.size == 1:
         return comm
     shape = (*("*" if first_dim_free else tensor.shape[:1]), *tensor.shape[1:])
-    told = "".join(f", {detail}" for detail in details if detail != 1.0)
+    told = "".join(f", {detail}" for detail in details)
     agree_on(_label(kind, name), f"{tensor.dtype} {shape}{told}")
     return comm
 
@@ -274,9 +286,15 @@ def _equal_split(tensor: Tensor, size: int) -> list[int]:
     return [len(tensor) // size] * size
 
 
+def _dense(tensor: Tensor) -> Tensor:
+    if tensor.layout != torch.strided:
+        raise ValueError(f"collectives: tensor must be dense, got {tensor.layout}; use .to_dense()")
+    return tensor.detach()
+
+
 def _bytes(tensor: Tensor) -> Tensor:
     """The elements in order, as bytes in host memory, not shared with ``tensor``."""
-    flat = tensor.detach().contiguous().view(-1)
+    flat = _dense(tensor).resolve_conj().resolve_neg().contiguous().view(-1)
     return (flat.view(torch.uint8) if len(flat) else flat.to(torch.uint8)).to("cpu", copy=True)
 
 

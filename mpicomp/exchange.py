@@ -106,10 +106,11 @@ def _answer(message: Message, group: Group) -> Task[Answer]:
         case GatherV():
             return (yield from _gather_v(message.tensors, group))
         case Broadcast(root=root):
-            packed = _to_host(_pack(message.tensors))
-            yield from comm.broadcast_(packed, group.active[root])
+            packed = _pack(message.tensors)
+            host = _to_host(packed)
+            yield from comm.broadcast_(host, group.active[root])
             shapes = [t.shape for t in message.tensors]
-            return _unpack(packed.to(_device(message.tensors)), message.tensors, shapes)
+            return _unpack(host.to(packed.device), message.tensors, shapes)
         case AllToAll():
             return (yield from _all_to_all(message.tensors, group))
     raise TypeError(f"exchange: message must be one of those in compress.base, got {message!r}")
@@ -170,6 +171,8 @@ def _moved(comm: Communicator, packed: Tensor, lengths: list[int]) -> Task[list[
 
 
 def _pack(tensors: Sequence[Tensor]) -> Tensor:
+    if not tensors:
+        return torch.empty(0, dtype=torch.uint8)
     return torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors])
 
 
@@ -189,10 +192,6 @@ def _unpack(
 
 def _to_host(tensor: Tensor) -> Tensor:
     return tensor.cpu()
-
-
-def _device(tensors: Sequence[Tensor]) -> torch.device:
-    return tensors[0].device
 
 
 def _received_bytes(message: Message, answer: Answer, group: Group) -> int:

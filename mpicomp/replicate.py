@@ -32,10 +32,11 @@ def broadcast_parameters(
     items = params.items() if isinstance(params, Mapping) else params
     named = [item if isinstance(item, tuple) else ("", item) for item in items]
     tensors = [(name, t.data) for name, t in named if isinstance(t, Tensor)]
+    _check_root(root_rank)
     if _world.size() == 1:
         return
     text = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in tensors)
-    collectives.agree_on("broadcast_parameters", text)
+    collectives.agree_on("broadcast_parameters", f"{text}, root_rank {root_rank}")
     for name, tensor in tensors:
         collectives.move_(tensor, root_rank, f"broadcast of {name or 'a parameter'}")
 
@@ -49,10 +50,17 @@ def broadcast_optimizer_state(
         optimizer: any torch optimizer, wrapped or not.
         root_rank: whose state is taken; it may be empty.
         model: accepted for Horovod scripts; not needed.
+
+    Raises:
+        MismatchError: ranks have other optimizers, or groups of other parameters; on every rank.
     """
     inner = getattr(optimizer, "optimizer", optimizer)
+    _check_root(root_rank)
     if _world.size() == 1:
         return
+    groups = [[tuple(p.shape) for p in group["params"]] for group in inner.param_groups]
+    text = f"{type(inner).__name__} with groups {groups}, root_rank {root_rank}"
+    collectives.agree_on("broadcast_optimizer_state", text)
     tensors: list[Tensor] = []
 
     def stub(value: Any) -> Any:
@@ -80,6 +88,7 @@ def broadcast_optimizer_state(
 
 def broadcast_object(obj: T, root_rank: int = 0, name: str | None = None) -> T:
     """``obj`` of rank ``root_rank``, pickled and unpickled on the others."""
+    _check_root(root_rank)
     if _world.size() == 1:
         return obj
     is_root = _world.rank() == root_rank
@@ -96,6 +105,11 @@ def allgather_object(obj: T, name: str | None = None) -> list[T]:
     lengths = collectives.allgather(torch.tensor([len(data)]), name)
     parts = collectives.allgather(data, name).split([int(n) for n in lengths])
     return [pickle.loads(part.numpy().tobytes()) for part in parts]
+
+
+def _check_root(root_rank: int) -> None:
+    if not 0 <= root_rank < _world.size():
+        raise ValueError(f"root_rank must be in [0, {_world.size()}), got {root_rank}")
 
 
 class _Stub:

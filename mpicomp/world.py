@@ -222,4 +222,5 @@ def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType 
     sys.stderr.write(f"[rank {MPI.COMM_WORLD.rank} on {socket.gethostname()}]\n{text}")
     sys.stderr.flush()
     if not MPI.Is_finalized():
+        time.sleep(0.2)  # mpirun drops what it has not read yet when it ends the job
         MPI.COMM_WORLD.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)

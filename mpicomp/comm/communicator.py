@@ -31,7 +31,7 @@ from mpicomp.comm.waiting import Task, run, until
 
 log = logging.getLogger("mpicomp")
 
-ARENA_BYTES = 4 << 20  # per rank
+ARENA_BYTES = 2 << 20  # per rank
 _MPI_ONLY = (torch.uint16, torch.uint32, torch.uint64)  # torch cannot add them up
 _SMALL_BYTES = 32 << 10  # below this every rank reads everything: one barrier instead of two
 

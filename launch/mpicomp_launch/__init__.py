@@ -1,0 +1,1 @@
+"""Start training jobs under whichever MPI the target Python uses: `mpicomp-launch`."""

@@ -1,0 +1,207 @@
+"""Which MPI the ranks will load, and the launcher (`mpiexec`, `mpirun`) that belongs to it.
+
+The launcher of one MPI starting ranks of another gives N jobs of one rank each, without an error.
+So the Python that will run the ranks is asked what it loads, and every launcher who it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpicomp_launch.command import UserCommand
+from mpicomp_launch.errors import LaunchError
+
+PROBE = """
+import json, re
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+try:
+    with open("/proc/self/maps") as maps:
+        found = re.search(r"/.*/libmpi(?:ch|_cray|_abi)?\\.so.*", maps.read())
+except OSError:
+    found = None
+print()
+print(json.dumps([MPI.Get_library_version(), found.group() if found else ""]))
+"""
+PROBE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one implementation names itself, and its launchers, the preferred one first."""
+
+    title: str
+    library: str
+    launcher: str
+    programs: tuple[str, ...]
+
+
+FAMILIES: Mapping[str, Family] = {
+    "mpich": Family(
+        title="MPICH",
+        library=r"MPICH Version:\s*(\S+)",
+        launcher=r"HYDRA build details:\s+Version:\s*(\S+)",
+        programs=("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich"),
+    ),
+    "openmpi": Family(
+        title="Open MPI",
+        library=r"Open MPI v(\d[^\s,]*)",
+        launcher=r"\((?:Open MPI|OpenRTE)\) (\d\S*)",
+        programs=("mpirun", "mpiexec", "mpirun.openmpi"),
+    ),
+    "intel": Family(
+        title="Intel MPI",
+        library=r"Intel\(R\) MPI Library (\d\S*)",
+        launcher=r"Intel\(R\) MPI Library for Linux\* OS, Version (\d\S*)",
+        programs=("mpiexec.hydra",),  # mpirun there is a script that runs the first one on PATH
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Library:
+    """An MPI library: a key of `FAMILIES` (None: not known), its version, where it lies."""
+
+    family: str | None
+    version: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI launcher: a key of `FAMILIES`, the launcher's version, its absolute path."""
+
+    family: str
+    version: str
+    launcher: str
+
+
+def find(command: UserCommand, wanted: str | None, environ: Mapping[str, str]) -> Mpi:
+    """The launcher for a command.
+
+    Args:
+        command: A Python program decides by the library its mpi4py loads. Of any other program
+            nothing is known, so this launcher's own Python decides, if it has mpi4py.
+        wanted: A key of `FAMILIES` to insist on, None for whichever fits.
+        environ: The environment of the job.
+
+    Raises:
+        LaunchError: No MPI is found, or library and launcher are not of one family.
+    """
+    if command.is_python:
+        library = probe([command.program, *command.options], environ)
+    elif wanted:
+        return find_launcher(wanted, Path(sys.executable), environ, "--mpi asks for it")
+    else:
+        try:
+            library = probe([sys.executable], environ)
+        except LaunchError:
+            return find_launcher(None, Path(sys.executable), environ, "no mpi4py says which")
+    described = f"{command.program} loads {library.version} ({library.path})"
+    if library.family is None:
+        known = ", ".join(family.title for family in FAMILIES.values())
+        raise LaunchError(f"the MPI must be one of {known}, but {described}; use its own mpirun")
+    if wanted not in (None, library.family):
+        raise LaunchError(
+            f"--mpi must be the MPI which the ranks load, got {wanted!r}, but {described}; "
+            f"say --mpi {library.family} or nothing, or install an mpi4py for {wanted}"
+        )
+    return find_launcher(library.family, Path(library.path), environ, described)
+
+
+def probe(python: Sequence[str], environ: Mapping[str, str]) -> Library:
+    """Asks a Python which MPI its mpi4py loads, without initialising it."""
+    try:
+        answer = subprocess.run(
+            [*python, "-c", PROBE],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{python[0]} must be a working Python, got: {error}") from error
+    if answer.returncode:
+        raise LaunchError(no_mpi4py(python[0], answer.stderr))
+    text, path = json.loads(answer.stdout.splitlines()[-1])
+    for key, family in FAMILIES.items():
+        found = re.search(family.library, text)
+        if found:
+            return Library(key, f"{family.title} {found.group(1)}", path)
+    return Library(None, text.splitlines()[0], path)
+
+
+def no_mpi4py(python: str, stderr: str) -> str:
+    """The error text for a Python that cannot load MPI."""
+    reason = (stderr.strip().splitlines() or ["it ended without a message"])[-1]
+    text = f"{python} must be a Python with mpi4py and an MPI, got: {reason}; "
+    if os.path.realpath(python) != os.path.realpath(sys.executable):
+        text += (
+            f"it is another Python than the launcher's: write {sys.executable} in its place, "
+            "activate the environment you mean, or "
+        )
+    return f"{text}run `{python} -m pip install mpi4py mpich`"
+
+
+def find_launcher(
+    family: str | None, beside: Path, environ: Mapping[str, str], described: str
+) -> Mpi:
+    """The first launcher of a family (None: of any), near a file, then on PATH."""
+    others = []
+    for path in candidates(family, beside, environ):
+        mpi = identify(path, environ)
+        if mpi is not None and family in (None, mpi.family):
+            return mpi
+        others.append(f"{path} ({mpi.family} {mpi.version})" if mpi else path)
+    kind = FAMILIES[family].title if family else "MPI"
+    got = "only " + ", ".join(others) if others else "none"
+    raise LaunchError(
+        f"mpirun or mpiexec must be of {kind} ({described}), got {got}; "
+        "install that MPI completely, or put its bin directory on PATH"
+    )
+
+
+def candidates(family: str | None, beside: Path, environ: Mapping[str, str]) -> Iterator[str]:
+    """Paths where a launcher may lie: `bin` of each directory above a file, then PATH."""
+    families = [FAMILIES[family]] if family else FAMILIES.values()
+    programs = list(dict.fromkeys(name for each in families for name in each.programs))
+    above = [str(parent / "bin") for parent in beside.parents][:5]
+    seen = set()
+    for directories in (os.pathsep.join(above), environ.get("PATH", os.defpath)):
+        for name in programs:
+            path = shutil.which(name, path=directories)
+            if path and os.path.realpath(path) not in seen:
+                seen.add(os.path.realpath(path))
+                yield os.path.abspath(path)
+
+
+def identify(path: str, environ: Mapping[str, str]) -> Mpi | None:
+    """Asks a launcher who it is; None if it is none that we know, or broken."""
+    try:
+        answer = subprocess.run(
+            [path, "--version"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    for key, family in FAMILIES.items():
+        found = re.search(family.launcher, answer.stdout)
+        if found:
+            return Mpi(key, found.group(1), path)
+    return None

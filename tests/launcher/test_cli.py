@@ -1,0 +1,68 @@
+"""Mistakes end with one line and status 2."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("-np 0 env", "-np must be a whole number, 1 or more, got '0'"),
+        ("-np -3 env", "-np"),
+        ("-np two env", "-np must be a whole number, 1 or more, got 'two'"),
+        ("-np 1.5 env", "got '1.5'"),
+        ("-np 9999999 env", "got '9999999'"),
+        ("-np", "expected one argument"),
+        ("env", "-np must be given"),
+        ("-np 2", "COMMAND must be given"),
+        ("-np 2 --", "COMMAND must be given"),
+        ("-np 2 no-such-program --x", "COMMAND must be a program on PATH"),
+        ("-np 2 python no-such-script.py", "must be a file, got 'no-such-script.py'"),
+        ("-np 2 --no-such-option env", "unrecognized arguments: --no-such-option"),
+        ("-np 2 --compress x env", "unrecognized arguments: --compress"),
+        ("-np 2 --mpi lam env", "invalid choice: 'lam'"),
+    ],
+)
+def test_mistakes(launch, words, text):
+    done = launch(*words.split())
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("mpicomp-launch: ")
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_help(launch):
+    done = launch("--help")
+    assert done.returncode == 0
+    assert "--compression SPEC" in done.stdout
+
+
+def test_options_after_the_command_are_not_ours(launch, mpi, script):
+    path = script("")
+    words = ["--compression", "topk", "--stats", "-np", "9", "--dry-run", ":"]
+    done = launch("--dry-run", "-n", "1", "--compression", "powersgd", sys.executable, path, *words)
+    assert "MPICOMP_COMPRESSION=powersgd" in done.stdout
+    assert "MPICOMP_STATS" not in done.stdout
+    assert f"{path} --compression topk --stats -np 9 --dry-run ::" in done.stdout
+
+
+def test_dry_run_prints_the_exact_command(launch, mpi, script):
+    path = script("import sys; sys.stdout.write(repr(sys.argv[1:]) + '\\n')")
+    done = launch("-np", "2", "--dry-run", "--", sys.executable, path, "it's", "")
+    assert mpi.launcher in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert "mpicomp_launch/worker.py" in done.stdout
+    ran = subprocess.run(["sh", "-c", done.stdout], capture_output=True, text=True, timeout=30)
+    assert ran.stdout.splitlines() == [repr(["it's", ""])] * 2
+
+
+def test_nothing_heavy_is_imported(environ):
+    code = (
+        "import sys, mpicomp_launch.cli; "
+        "print({'torch', 'numpy', 'mpi4py', 'mpicomp', 'rich'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert done.stdout == "set()\n"

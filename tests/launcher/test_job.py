@@ -1,0 +1,209 @@
+"""Whole jobs of two ranks, under the MPI of the Python which runs the tests."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HELLO = """
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+import sys
+sys.stdout.write(f"rank {world.rank} of {world.size}\\n")
+"""
+BARRIER = """
+import os, sys
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+world.Barrier()
+if world.rank == 1:
+    {}
+world.Barrier()
+"""
+ECHO = """
+import json, os, sys
+names = "ODD", "EMPTY", "MPICOMP_EXPECT_SIZE", "OMP_NUM_THREADS", "MPICOMP_STATUS_FILE"
+got = [os.environ.get(name) for name in names]
+line = json.dumps([sys.argv[1:], os.getcwd(), sys.stdin.read(), *got])
+sys.stdout.write(line + "\\n")
+"""
+SLEEPERS = """
+import multiprocessing, os, sys, time
+def sleep(): time.sleep(60)
+if __name__ == "__main__":
+    child = multiprocessing.get_context("fork").Process(target=sleep)
+    child.start()
+    from mpi4py import MPI
+    sys.stdout.write(f"{os.getpid()} {child.pid}\\n")
+    sys.stdout.flush()
+    if MPI.COMM_WORLD.rank == 0:
+        time.sleep(60)
+    MPI.COMM_WORLD.Barrier()
+"""
+
+
+def is_running(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def sleepers(environ, mpi, script, tmp_path):
+    """A started job, and the process numbers of its ranks and their children."""
+    words = ["-m", "mpicomp_launch", "-np", "2", sys.executable, script(SLEEPERS)]
+    with subprocess.Popen(
+        [sys.executable, *words],
+        env={**environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        pids = [int(pid) for _ in range(2) for pid in job.stdout.readline().split()]
+        yield job, pids
+        job.kill()
+
+
+def test_ranks(launch_python, script):
+    done = launch_python(script(HELLO))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_what_the_ranks_get(launch_python, script, tmp_path):
+    """Variables and arguments arrive byte for byte, also in a directory with a space."""
+    program = script(ECHO, "a b/train it.py")
+    odd = " a b\n\"c'd,e=f;$HOME \\ \t%r*{x}:é\udcff\n"
+    arguments = [odd, "", ":", "::", "-np", "--mca", "-x", "--"]
+    cwd = tmp_path / "a b"
+    done = launch_python(program, *arguments, cwd=cwd, ODD=odd, EMPTY="")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == lines[1]
+    assert len(lines) == 2
+    threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert json.loads(lines[0]) == [arguments, str(cwd), "", odd, "", "2", threads, None]
+
+
+def test_other_programs(launch, mpi):
+    done = launch(
+        "-np", "2", "--compression", "topk:density=0.1", "printenv", "MPICOMP_COMPRESSION"
+    )
+    assert done.stdout.splitlines() == ["topk:density=0.1"] * 2
+    assert launch("-np", "1", "sh", "-c", "exit 9").returncode == 9
+
+
+def test_module(launch_python):
+    done = launch_python("-u", "-m", "mpi4py.bench", "helloworld", "-q")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "text"),
+    [
+        ("raise ValueError('broken')", 1, "ValueError: broken"),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('sorry')", 1, "] sorry"),
+        ("world.Abort(7)", 7, ""),
+        ("os.kill(os.getpid(), 9)", 137, ""),
+        ("os.kill(os.getpid(), 11)", 139, ""),
+    ],
+)
+def test_one_rank_fails_while_another_waits(launch_python, script, mpi, failure, status, text):
+    start = time.monotonic()
+    done = launch_python(script(BARRIER.format(failure)))
+    if "kill" in failure and mpi.family == "intel":
+        status = 255  # its hydra does not tell
+    assert done.returncode == status, done.stderr
+    assert text in done.stderr
+    assert ("[rank 1 on " in done.stderr) == bool(text)
+    assert time.monotonic() - start < 8
+
+
+def test_one_rank_fails_before_mpi(launch_python, script):
+    start = time.monotonic()
+    first = (
+        "import os\nif '1' in (os.environ.get('PMI_RANK'), os.environ.get('OMPI_COMM_WORLD_RANK')):"
+    )
+    done = launch_python(script(f"{first}\n    raise SystemExit(4)\n{HELLO}"))
+    assert done.returncode == 4, done.stderr
+    assert time.monotonic() - start < 10
+
+
+def test_all_ranks_fail(launch_python, script):
+    assert launch_python(script("raise SystemExit(5)")).returncode == 5
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_ends_everything(sleepers, signum):
+    job, pids = sleepers
+    assert len(pids) == 4
+    assert all(map(is_running, pids))
+    job.send_signal(signum)
+    _, stderr = job.communicate(timeout=15)
+    assert job.returncode == 128 + signum
+    assert f"{signum.name}, ending the job" in stderr
+    assert not any(map(is_running, pids))
+
+
+def test_failed_job_leaves_no_process(launch_python, script):
+    program = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
+        "sys.stdout.write(f'{child.pid}\\n')\n"
+        "sys.stdout.flush()\n"
+    )
+    done = launch_python(script(program + BARRIER.format("1 / 0")))
+    assert done.returncode == 1
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2
+    assert not any(map(is_running, pids))
+
+
+def test_killed_launcher_leaves_no_rank(sleepers):
+    job, pids = sleepers
+    job.kill()
+    ranks = pids[::2]
+    end = time.monotonic() + 10
+    while any(map(is_running, ranks)) and time.monotonic() < end:
+        time.sleep(0.1)
+    left = [pid for pid in pids if is_running(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not set(ranks) & set(left)
+
+
+def test_two_jobs_at_once(environ, mpi, script):
+    words = [sys.executable, "-m", "mpicomp_launch", "-np", "2", sys.executable]
+    programs = [script(HELLO, "a.py"), script(BARRIER.format("sys.exit(6)"), "b.py")]
+    jobs = [
+        subprocess.Popen([*words, program], env=environ, stdout=subprocess.PIPE, text=True)
+        for program in programs
+    ]
+    outputs = [job.communicate(timeout=40)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 6]
+    assert sorted(outputs[0].splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_data_loader_workers(launch_python, script, method):
+    program = script(
+        "import multiprocessing, sys\n"
+        "class Item:\n"
+        "    def __init__(self, value): self.value = value\n"
+        "def double(item): return Item(2 * item.value)\n"
+        "if __name__ == '__main__':\n"
+        "    from mpi4py import MPI\n"
+        "    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:\n"
+        "        (item,) = pool.map(double, [Item(MPI.COMM_WORLD.rank)])\n"
+        "    sys.stdout.write(f'{MPI.COMM_WORLD.allreduce(item.value)}\\n')\n"
+    )
+    done = launch_python(program, method)
+    assert done.stdout.splitlines() == ["2", "2"], done.stderr

@@ -1,0 +1,123 @@
+"""Finding the launcher that belongs to a library, among programs which only pretend to be one."""
+
+import json
+import sys
+
+import pytest
+
+from mpicomp_launch import mpis
+from mpicomp_launch.command import UserCommand
+from mpicomp_launch.errors import LaunchError
+
+VERSIONS = {
+    "mpich": "HYDRA build details:\n    Version:                                 5.0.2\n",
+    "openmpi": "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/\n",
+    "debian": "mpirun.openmpi (OpenRTE) 4.1.4\n",
+    "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626 (id: b)\n",
+    "slurm": "slurm 23.02\n",
+}
+LIBRARIES = {
+    "mpich": "MPICH Version:      5.0.2\nMPICH Release date: ...\n",
+    "openmpi": "Open MPI v5.0.11, package: Open MPI user@localhost, ident: 5.0.11\0",
+    "intel": "Intel(R) MPI Library 2021.18.1 for Linux* OS\n",
+    "cray": "MPI VERSION    : CRAY MPICH version 8.1\n",
+}
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """Writes programs that print something."""
+
+    def write(path, text):
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"#!{sys.executable}\nprint({text!r})\n")
+        file.chmod(0o755)
+        return str(file)
+
+    return write
+
+
+@pytest.fixture
+def find(tmp_path, fake, monkeypatch):
+    """Finds the launcher for a Python that loads a library from `tmp_path/mpi/lib`."""
+
+    def run(library, wanted=None):
+        path = tmp_path / "mpi" / "lib" / "libmpi.so.12"
+        answer = "a greeting\n" + json.dumps([LIBRARIES[library], str(path)])
+        python = UserCommand(fake("py/python", answer), (), ("-c", "0"), is_python=True)
+        return mpis.find(python, wanted, {"PATH": str(tmp_path / "path")})
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "version"),
+    [
+        ("mpich", "mpich", "5.0.2"),
+        ("openmpi", "openmpi", "5.0.11"),
+        ("debian", "openmpi", "4.1.4"),
+        ("intel", "intel", "2021.18.1"),
+    ],
+)
+def test_launchers_say_who_they_are(fake, name, family, version):
+    path = fake("mpiexec", VERSIONS[name])
+    assert mpis.identify(path, {}) == mpis.Mpi(family, version, path)
+
+
+def test_other_programs_are_not_launchers(fake, tmp_path):
+    assert mpis.identify(fake("mpiexec", VERSIONS["slurm"]), {}) is None
+    assert mpis.identify(str(tmp_path / "absent"), {}) is None
+
+
+def test_beside_the_library_comes_before_path(find, fake):
+    fake("path/mpiexec", VERSIONS["mpich"])
+    path = fake("mpi/bin/mpiexec", VERSIONS["mpich"])
+    assert find("mpich").launcher == path
+
+
+def test_another_mpi_beside_the_library_is_passed_over(find, fake):
+    fake("mpi/bin/mpirun", VERSIONS["mpich"])
+    path = fake("path/mpirun.openmpi", VERSIONS["debian"])
+    assert find("openmpi") == mpis.Mpi("openmpi", "4.1.4", path)
+
+
+def test_disagreement_names_both(find, fake, tmp_path):
+    path = fake("path/mpirun", VERSIONS["openmpi"])
+    with pytest.raises(LaunchError) as caught:
+        find("mpich")
+    assert f"only {path} (openmpi 5.0.11)" in str(caught.value)
+    assert str(tmp_path / "mpi/lib/libmpi.so.12") in str(caught.value)
+
+
+def test_no_launcher_at_all(find):
+    with pytest.raises(LaunchError, match=r"must be of Intel MPI .* got none; install"):
+        find("intel")
+
+
+def test_wanted_must_be_what_the_ranks_load(find, fake):
+    fake("path/mpirun", VERSIONS["openmpi"])
+    with pytest.raises(LaunchError, match=r"--mpi must be .* got 'openmpi', .* loads MPICH"):
+        find("mpich", wanted="openmpi")
+
+
+def test_unknown_library(find):
+    with pytest.raises(LaunchError, match=r"must be one of MPICH, Open MPI, Intel MPI, .* CRAY"):
+        find("cray")
+
+
+def test_python_without_mpi4py(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'mpi4py'\" >&2\nexit 1"
+    )
+    python.chmod(0o755)
+    with pytest.raises(LaunchError) as caught:
+        mpis.probe([str(python)], {})
+    assert "No module named 'mpi4py'" in str(caught.value)
+    assert f"write {sys.executable} in its place" in str(caught.value)
+
+
+def test_the_installed_one(mpi, environ):
+    again = mpis.identify(mpi.launcher, environ)
+    assert again == mpi
