@@ -74,9 +74,8 @@ def allreduce_(
 ) -> Tensor:
     """As `allreduce`, in place; returns ``tensor``."""
     work = _dense(tensor)
-    result = _allreduce_(
-        "allreduce", work.contiguous(), average, name, op, prescale_factor, postscale_factor
-    )
+    flat = work.resolve_conj().resolve_neg().contiguous()
+    result = _allreduce_("allreduce", flat, average, name, op, prescale_factor, postscale_factor)
     if result.data_ptr() != work.data_ptr():
         work.copy_(result)
     return tensor
@@ -220,9 +219,7 @@ def _which_op(kind: str, average: bool | None, op: ReduceOp | None, tensor: Tens
     if not isinstance(op, ReduceOp):
         raise ValueError(f"{kind}: op must be Average, Sum, Min, Max or Product, got {op!r}")
     if op is Average and tensor.dtype == torch.bool:
-        raise ValueError(
-            f"{kind}: a tensor of bool has no mean; use op=Sum (or) or Product (and)"
-        )
+        raise ValueError(f"{kind}: a tensor of bool has no mean; use op=Sum (or) or Product (and)")
     return op
 
 

@@ -107,7 +107,7 @@ def _answer(message: Message, group: Group) -> Task[Answer]:
             return (yield from _gather_v(message.tensors, group))
         case Broadcast(root=root):
             packed = _pack(message.tensors)
-            host = _to_host(packed)
+            host = comm.readable(packed)
             yield from comm.broadcast_(host, group.active[root])
             shapes = [t.shape for t in message.tensors]
             return _unpack(host.to(packed.device), message.tensors, shapes)
@@ -157,7 +157,7 @@ def _all_to_all(tensors: Sequence[Tensor], group: Group) -> Task[tuple[Tensor, .
     counts = [torch.tensor([t.numel()]) for t in outgoing]
     lengths = yield from comm.all_to_all(counts, [1] * comm.size)
     incoming = yield from comm.all_to_all(
-        [_to_host(t) for t in outgoing], [int(n) for n in lengths]
+        [comm.readable(t) for t in outgoing], [int(n) for n in lengths]
     )
     return tuple(incoming[r].to(tensors[0].device) for r in group.active)
 
@@ -166,7 +166,7 @@ def _all_to_all(tensors: Sequence[Tensor], group: Group) -> Task[tuple[Tensor, .
 
 
 def _moved(comm: Communicator, packed: Tensor, lengths: list[int]) -> Task[list[Tensor]]:
-    parts = yield from comm.gather(_to_host(packed), lengths)
+    parts = yield from comm.gather(comm.readable(packed), lengths)
     return [part.to(packed.device) for part in parts]
 
 
@@ -188,10 +188,6 @@ def _unpack(
         tensors.append(part.view(tensor.dtype).view(tuple(shape)))
         start = stop
     return tuple(tensors)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    return tensor.cpu()
 
 
 def _received_bytes(message: Message, answer: Answer, group: Group) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import logging
 import multiprocessing
 import os
 import socket
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from mpicomp.progress import Progress
 
 T = TypeVar("T")
+log = logging.getLogger("mpicomp")
 
 # What launchers tell a rank about the size of its job, before MPI says so itself.
 _SIZE_VARIABLES = (
@@ -51,6 +53,7 @@ class World:
     progress: Progress
     profile: Profile
     settings: _settings.Settings
+    device_pointers: bool  # whether MPI may be given addresses of GPU memory
     hooks: MutableMapping[Tensor, RemovableHandle]  # of the parameters that are exchanged
     open_engines: list[Engine] = field(default_factory=list)  # with a step under way
 
@@ -63,6 +66,7 @@ class World:
             self.communicator.comm,
             shared_memory=self.settings.shared_memory,
             directory=self.settings.shared_memory_dir,
+            device_pointers=self.device_pointers,
         )
 
 
@@ -84,10 +88,12 @@ def init() -> None:
             "init: this is a child process (a DataLoader worker?), and only the process that the "
             "launcher started can be a rank; move the call under `if __name__ == '__main__':`"
         )
+    import torch
     from mpi4py import MPI
     from torch.utils.weak import WeakIdKeyDictionary
 
     from mpicomp.comm.communicator import Communicator
+    from mpicomp.comm.cuda import reads_device_memory
     from mpicomp.comm.stall import RollCall
     from mpicomp.profile import Profile
     from mpicomp.progress import Progress
@@ -98,11 +104,16 @@ def init() -> None:
             "mpi4py.rc.thread_level, or use an MPI that was built with it"
         )
     _check_size(MPI.COMM_WORLD.size, settings.expect_size, MPI.Get_library_version())
+    device_pointers = reads_device_memory(MPI.COMM_WORLD)
     communicator = Communicator(
         MPI.COMM_WORLD,
         shared_memory=settings.shared_memory,
         directory=settings.shared_memory_dir,
+        device_pointers=device_pointers,
     )
+    if communicator.rank == 0 and torch.cuda.is_available():
+        way = "by MPI, from device memory" if device_pointers else "through pinned host memory"
+        log.info("what is sent from GPUs goes %s", way)
     roll_call = RollCall(
         MPI.COMM_WORLD.Dup(),
         stall_seconds=settings.stall_seconds,
@@ -110,7 +121,13 @@ def init() -> None:
     )
     profile = Profile(rank=communicator.rank, tracing=bool(settings.trace))
     _world = World(
-        communicator, roll_call, Progress(roll_call), profile, settings, WeakIdKeyDictionary()
+        communicator,
+        roll_call,
+        Progress(roll_call),
+        profile,
+        settings,
+        device_pointers,
+        WeakIdKeyDictionary(),
     )
     if MPI.COMM_WORLD.size > 1:
         sys.excepthook = _fail

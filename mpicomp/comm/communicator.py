@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from enum import Enum
 
+import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
@@ -33,7 +34,7 @@ log = logging.getLogger("mpicomp")
 
 ARENA_BYTES = 2 << 20  # per rank
 _MPI_ONLY = (torch.uint16, torch.uint32, torch.uint64)  # torch cannot add them up
-_SMALL_BYTES = 32 << 10  # below this every rank reads everything: one barrier instead of two
+_SMALL_BYTES = 128 << 10  # below this every rank reads everything: one barrier instead of two
 
 
 class Op(Enum):
@@ -46,10 +47,16 @@ class Op(Enum):
 
 
 _COMBINE: dict[Op, Combine] = {
-    Op.SUM: Tensor.add_,
-    Op.MAX: lambda total, row: torch.maximum(total, row, out=total),
-    Op.MIN: lambda total, row: torch.minimum(total, row, out=total),
-    Op.PRODUCT: Tensor.mul_,
+    Op.SUM: torch.add,
+    Op.MAX: torch.maximum,
+    Op.MIN: torch.minimum,
+    Op.PRODUCT: torch.mul,
+}
+_COMBINE_NUMPY: dict[Op, Combine] = {
+    Op.SUM: np.add,
+    Op.MAX: np.maximum,
+    Op.MIN: np.minimum,
+    Op.PRODUCT: np.multiply,
 }
 _MPI_OP = {Op.SUM: MPI.SUM, Op.MAX: MPI.MAX, Op.MIN: MPI.MIN, Op.PRODUCT: MPI.PROD}
 _LOGICAL = {Op.SUM: Op.MAX, Op.MAX: Op.MAX, Op.MIN: Op.MIN, Op.PRODUCT: Op.MIN}
@@ -64,6 +71,7 @@ class Communicator:
         directory: the memory file system used for it.
         host: ranks with the same number count as one host; None asks MPI.
         max_count: elements that one MPI call may move.
+        device_pointers: whether MPI may be given addresses of GPU memory, for moves.
     """
 
     def __init__(
@@ -74,10 +82,12 @@ class Communicator:
         directory: str = SHARED_DIRECTORY,
         host: int | None = None,
         max_count: int = MAX_COUNT,
+        device_pointers: bool = False,
     ) -> None:
         self.comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self._max_count = max_count
+        self._device_pointers = device_pointers
         if host is None:
             self.local = self.comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
         else:
@@ -172,19 +182,20 @@ class Communicator:
         if self.node is None or flat.dtype in _MPI_ONLY:
             yield from self._reduce_mpi(self.comm, flat, op, scale)
             return
+        num_bytes = flat.numel() * flat.element_size()
+        if num_bytes <= _SMALL_BYTES and flat.dtype not in halves.HALVES:
+            if self.hosts == 1:
+                yield from self._reduce_small(self.node, flat, op, scale)
+            else:
+                yield from self._reduce_mpi(self.comm, flat, op, scale)
+            return
         for window in self._windows:
             offset = window.find(flat)
             if offset is not None:
                 rows = window.peers(offset, flat.numel(), flat.dtype)
                 yield from self._reduce_window(self.node, rows, op, scale)
                 return
-        num_bytes = flat.numel() * flat.element_size()
-        if num_bytes > _SMALL_BYTES:
-            yield from self._reduce_arena(self.node, flat, op, scale)
-        elif self.hosts > 1:
-            yield from self._reduce_mpi(self.comm, flat, op, scale)
-        else:
-            yield from self._reduce_small(self.node, flat, op, scale)
+        yield from self._reduce_arena(self.node, flat, op, scale)
 
     def _staging(self, device: torch.device) -> Staging:
         if device not in self._stagings:
@@ -236,10 +247,17 @@ class Communicator:
                     target.copy_(total)
 
     def _reduce_small(self, node: Node, flat: Tensor, op: Op, scale: float | None) -> Task[None]:
-        rows = [half[: flat.numel()] for half in node.next_half(flat.dtype)]
-        rows[node.rank].copy_(flat)
+        rows = node.next_half_numpy(flat.dtype)
+        values, combine = flat.numpy(), _COMBINE_NUMPY[op]
+        numel = len(values)
+        rows[node.rank][:numel] = values
         yield from node.barrier()
-        reduce_rows(rows, [flat], _COMBINE[op], scale)
+        with np.errstate(all="ignore"):  # what is not finite is for the caller to see
+            combine(rows[0][:numel], rows[1][:numel], out=values)
+            for row in rows[2:]:
+                combine(values, row[:numel], out=values)
+            if scale is not None:
+                np.multiply(values, scale, out=values)
 
     def _reduce_mpi(self, comm: MPI.Comm, flat: Tensor, op: Op, scale: float | None) -> Task[None]:
         if flat.dtype in halves.HALVES and op is not Op.SUM:
@@ -258,11 +276,24 @@ class Communicator:
 
     # -------------------------------------------------------------------------------- moves
 
+    def readable(self, tensor: Tensor) -> Tensor:
+        """``tensor`` where MPI can read it: itself, complete, or a copy in host memory."""
+        if tensor.is_cuda and self._device_pointers:
+            torch.cuda.current_stream(tensor.device).synchronize()
+            return tensor
+        return tensor.cpu()
+
+    def _raw(self, tensor: Tensor) -> Buffer:
+        return raw(tensor, device_pointers=self._device_pointers)
+
     def broadcast_(self, tensor: Tensor, root: int) -> Task[None]:
         """``tensor`` of rank ``root`` replaces the contents of ``tensor`` everywhere."""
         flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.view(-1)
         for piece in pieces(flat.numel(), self._max_count):
-            yield from until(self.comm.Ibcast(raw(flat[piece]), root))
+            if flat.is_cuda:  # MPIs differ in what they can do with device memory unless they block
+                self.comm.Bcast(self._raw(flat[piece]), root)
+            else:
+                yield from until(self.comm.Ibcast(self._raw(flat[piece]), root))
 
     def gather(self, tensor: Tensor, lengths: Sequence[int]) -> Task[list[Tensor]]:
         """The 1-d tensors of all ranks, in rank order; ``lengths[r]`` elements from rank r."""
@@ -271,7 +302,10 @@ class Communicator:
         counts = [part.numel() * part.element_size() for part in parts]
         if sum(counts) <= self._max_count:
             receive: Buffer = [memory(result), (counts, None), MPI.BYTE]
-            yield from until(self.comm.Iallgatherv(raw(tensor), receive))
+            if tensor.is_cuda:
+                self.comm.Allgatherv(self._raw(tensor), receive)
+            else:
+                yield from until(self.comm.Iallgatherv(self._raw(tensor), receive))
             return parts
         parts[self.rank].copy_(tensor)
         for rank, part in enumerate(parts):
@@ -294,7 +328,9 @@ class Communicator:
         self, tensor: Tensor, call: Callable[[Buffer, int], MPI.Request], rank: int
     ) -> list[MPI.Request]:
         flat = tensor.view(torch.uint8) if tensor.numel() else tensor
-        return [call(raw(flat[piece]), rank) for piece in pieces(flat.numel(), self._max_count)]
+        return [
+            call(self._raw(flat[piece]), rank) for piece in pieces(flat.numel(), self._max_count)
+        ]
 
     def lengths(self, length: int) -> Task[list[int]]:
         """Every rank's ``length``, in rank order."""

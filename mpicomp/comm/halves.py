@@ -25,7 +25,7 @@ def sum_(comm: MPI.Comm, flat: Tensor, scale: float | None) -> Task[None]:
     outgoing.view(-1)[: flat.numel()].copy_(flat)
     incoming = torch.empty_like(outgoing)
     yield from until(comm.Ialltoall(_rows(outgoing), _rows(incoming)))
-    reduce_rows(list(incoming), [outgoing[comm.rank]], Tensor.add_, scale)
+    reduce_rows(list(incoming), [outgoing[comm.rank]], torch.add, scale)
     yield from until(comm.Iallgather(MPI.IN_PLACE, _rows(outgoing)))
     flat.copy_(outgoing.view(-1)[: flat.numel()])
 
