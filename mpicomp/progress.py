@@ -19,11 +19,9 @@ from typing import Any, TypeVar
 import torch
 
 from mpicomp.comm.stall import RollCall
-from mpicomp.comm.waiting import Task, pause
+from mpicomp.comm.waiting import SPIN_SECONDS, Patience, Task, pause
 
 T = TypeVar("T")
-
-_WORK_SECONDS = 50e-6  # a call that took longer did something; a shorter one only looked
 
 
 @dataclass(slots=True)
@@ -39,7 +37,7 @@ class Lane:
 
     stream: torch.cuda.Stream | None = None
     jobs: deque[_Job] = field(default_factory=deque)
-    idle_since: float = 0.0
+    patience: Patience = field(default_factory=Patience)
 
     def context(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
@@ -62,7 +60,7 @@ class Progress:
         with self._wake:
             if lane not in self._busy:
                 self._busy.append(lane)
-                lane.idle_since = time.perf_counter()
+                lane.patience = Patience()
             lane.jobs.append(_Job(task, what, future))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="mpicomp", daemon=True)
@@ -96,33 +94,25 @@ class Progress:
                 busy = list(self._busy)
             waited = min(self._advance(lane) for lane in busy)
             if waited > 0:
-                pause(waited, spin_seconds=300e-6 if self._awaited else 0.0)
+                pause(waited, spin_seconds=SPIN_SECONDS if self._awaited else 0.0)
 
     def _advance(self, lane: Lane) -> float:
         """Go on with the first job of ``lane``; returns for how long it has waited, in seconds."""
         job = lane.jobs[0]
-        start = time.perf_counter()
+        looked_at = time.perf_counter()
         try:
             with lane.context():
                 next(job.task)
+            waited = lane.patience.waited(looked_at)
+            self._roll_call.attend(job.what, waited)
+            return waited
         except StopIteration as stop:
             job.future.set_result(stop.value)
         except BaseException as error:
             job.future.set_exception(error)
-        else:
-            now = time.perf_counter()
-            if now - start > _WORK_SECONDS:
-                lane.idle_since = now
-                return 0.0
-            try:
-                self._roll_call.attend(job.what, now - lane.idle_since)
-            except Exception as error:
-                job.future.set_exception(error)
-            else:
-                return now - lane.idle_since
         with self._wake:
             lane.jobs.popleft()
-            lane.idle_since = time.perf_counter()
+            lane.patience = Patience()
             if not lane.jobs:
                 self._busy.remove(lane)
         return 0.0

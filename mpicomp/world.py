@@ -198,20 +198,7 @@ def stats() -> Stats:
 
 def wait(task: Task[T], what: str) -> T:
     """Run ``task`` to its end, asleep while it waits; a long wait is reported as ``what``."""
-    from mpicomp.comm.waiting import pause
-
-    world = get()
-    idle_since = time.perf_counter()
-    while True:
-        try:
-            next(task)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        waited = time.perf_counter() - idle_since
-        pause(waited, spin_seconds=300e-6)
-        if waited > 0.1:
-            world.roll_call.attend(what, waited)
+    return get().roll_call.run(task, what)
 
 
 def _check_size(actual: int, expected: int, library: str) -> None:

@@ -41,7 +41,7 @@ def check(tensor: Tensor, *, device_pointers: bool = False) -> None:
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         got = f"strides {tensor.stride()}" if tensor.layout == torch.strided else tensor.layout
         raise ValueError(f"comm: tensor must be dense and contiguous, got {got}")
-    if tensor.device.type != "cpu" and not device_pointers:
+    if not (tensor.is_cpu or device_pointers):
         raise ValueError(f"comm: tensor must be in host memory for this MPI, got {tensor.device}")
 
 

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
@@ -33,7 +32,7 @@ from mpicomp.comm.waiting import Task, run, until
 log = logging.getLogger("mpicomp")
 
 ARENA_BYTES = 2 << 20  # per rank
-_MPI_ONLY = (torch.uint16, torch.uint32, torch.uint64)  # torch cannot add them up
+_MPI_ONLY = frozenset({torch.uint16, torch.uint32, torch.uint64})  # torch cannot add them up
 _SMALL_BYTES = 128 << 10  # below this every rank reads everything: one barrier instead of two
 
 
@@ -51,12 +50,6 @@ _COMBINE: dict[Op, Combine] = {
     Op.MAX: torch.maximum,
     Op.MIN: torch.minimum,
     Op.PRODUCT: torch.mul,
-}
-_COMBINE_NUMPY: dict[Op, Combine] = {
-    Op.SUM: np.add,
-    Op.MAX: np.maximum,
-    Op.MIN: np.minimum,
-    Op.PRODUCT: np.multiply,
 }
 _MPI_OP = {Op.SUM: MPI.SUM, Op.MAX: MPI.MAX, Op.MIN: MPI.MIN, Op.PRODUCT: MPI.PROD}
 _LOGICAL = {Op.SUM: Op.MAX, Op.MAX: Op.MAX, Op.MIN: Op.MIN, Op.PRODUCT: Op.MIN}
@@ -164,7 +157,7 @@ class Communicator:
         Sums of 16-bit floats are accumulated in float32 and rounded once per host and once more
         across hosts. A sum of bool is *or*, a product *and*.
         """
-        if flat.device.type != "cpu":
+        if not flat.is_cpu:
             yield from self._staging(flat.device).reduce_(
                 flat, lambda host: self.reduce_(host, op, scale)
             )
@@ -183,7 +176,7 @@ class Communicator:
             yield from self._reduce_mpi(self.comm, flat, op, scale)
             return
         num_bytes = flat.numel() * flat.element_size()
-        if num_bytes <= _SMALL_BYTES and flat.dtype not in halves.HALVES:
+        if num_bytes <= _SMALL_BYTES:
             if self.hosts == 1:
                 yield from self._reduce_small(self.node, flat, op, scale)
             else:
@@ -215,7 +208,7 @@ class Communicator:
         length = node.half_bytes // flat.element_size()
         for piece in pieces(flat.numel(), length):
             own = flat[piece]
-            rows = [half[: own.numel()] for half in node.next_half(flat.dtype)]
+            rows = node.next_half(flat.dtype, own.numel())
             segment = node.segment(own.numel())
             shared = rows[node.rank]
             shared[: segment.start].copy_(own[: segment.start])
@@ -247,17 +240,19 @@ class Communicator:
                     target.copy_(total)
 
     def _reduce_small(self, node: Node, flat: Tensor, op: Op, scale: float | None) -> Task[None]:
-        rows = node.next_half_numpy(flat.dtype)
-        values, combine = flat.numpy(), _COMBINE_NUMPY[op]
-        numel = len(values)
-        rows[node.rank][:numel] = values
+        # Every rank combines all rows, in the same order, and must not write to them.
+        rows = node.next_half(flat.dtype, flat.numel())
+        rows[node.rank].copy_(flat)
         yield from node.barrier()
-        with np.errstate(all="ignore"):  # what is not finite is for the caller to see
-            combine(rows[0][:numel], rows[1][:numel], out=values)
-            for row in rows[2:]:
-                combine(values, row[:numel], out=values)
-            if scale is not None:
-                np.multiply(values, scale, out=values)
+        if flat.dtype in halves.HALVES:
+            reduce_rows(rows, [flat], _COMBINE[op], scale)  # reads the rows only: others do too
+            return
+        combine = _COMBINE[op]
+        combine(rows[0], rows[1], out=flat)
+        for row in rows[2:]:
+            combine(flat, row, out=flat)
+        if scale is not None:
+            flat.mul_(scale)
 
     def _reduce_mpi(self, comm: MPI.Comm, flat: Tensor, op: Op, scale: float | None) -> Task[None]:
         if flat.dtype in halves.HALVES and op is not Op.SUM:

@@ -15,7 +15,7 @@ from mpicomp.comm.buffers import Buffer, memory
 from mpicomp.comm.node import reduce_rows
 from mpicomp.comm.waiting import Task, until
 
-HALVES = (torch.float16, torch.bfloat16)
+HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
 def sum_(comm: MPI.Comm, flat: Tensor, scale: float | None) -> Task[None]:

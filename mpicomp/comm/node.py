@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
@@ -32,9 +31,10 @@ SHARED_DIRECTORY = "/dev/shm"
 BLOCK_ELEMENTS = 1 << 17  # what is reduced at a time: a few blocks fit in a core's cache
 _TEXT_BYTES = 255
 _LOOKS = 40  # at a flag before giving others a turn: a few microseconds
+_MOST_ROWS = 256  # views of the arena that are kept: making them takes longer than using them
 _LINE_BYTES = 64  # each rank writes to cache lines of its own
 
-Combine = Callable[..., Any]  # combine(a, b, out=result), of torch or NumPy
+Combine = Callable[..., Any]  # combine(a, b, out=result)
 
 
 class Refused(Exception):
@@ -144,8 +144,7 @@ class Node:
         self._arena = Window([p[_LINE_BYTES:] for p in parts], parts[self.rank][_LINE_BYTES:])
         self.half_bytes = arena_bytes // 2
         self._half = 0
-        self._halves: dict[tuple[int, torch.dtype], list[Tensor]] = {}
-        self._arrays: dict[tuple[int, torch.dtype], list[np.ndarray[Any, Any]]] = {}
+        self._rows: dict[tuple[int, torch.dtype, int], list[Tensor]] = {}
         self._turn = 0
 
     def window(self, num_bytes: int) -> Task[Window | Refused]:
@@ -189,28 +188,21 @@ class Node:
         """The elements that this rank owns."""
         return self.segments(numel)[self.rank]
 
-    def next_half(self, dtype: torch.dtype) -> list[Tensor]:
-        """The other half of the arena, as each rank has it.
+    def next_half(self, dtype: torch.dtype, numel: int) -> list[Tensor]:
+        """The first ``numel`` elements of the other half of the arena, as each rank has them.
 
         Ranks may still read the half used last, but not the one before: to come this far, all
         have passed a barrier since.
         """
         self._half = 1 - self._half
-        key = (self._half, dtype)
-        if key not in self._halves:
-            start = self._half * self.half_bytes
-            self._halves[key] = self._arena.peers(start, self.half_bytes // dtype.itemsize, dtype)
-        return self._halves[key]
-
-    def next_half_numpy(self, dtype: torch.dtype) -> list[np.ndarray[Any, Any]]:
-        """The same as arrays: NumPy takes a third of torch's time to start an operation."""
-        arrays = self._arrays.get((1 - self._half, dtype))
-        if arrays is None:
-            arrays = [row.numpy() for row in self.next_half(dtype)]
-            self._arrays[self._half, dtype] = arrays
-        else:
-            self._half = 1 - self._half
-        return arrays
+        key = (self._half, dtype, numel)
+        rows = self._rows.get(key)
+        if rows is None:
+            if len(self._rows) >= _MOST_ROWS:
+                self._rows.clear()
+            rows = self._arena.peers(self._half * self.half_bytes, numel, dtype)
+            self._rows[key] = rows
+        return rows
 
 
 def reduce_rows(
@@ -218,21 +210,21 @@ def reduce_rows(
 ) -> None:
     """Combine ``rows`` in order, times ``scale``, into all ``targets``; all of equal length.
 
-    16-bit floats are accumulated and scaled in float32 and rounded once, at the end.
+    The first row is used as scratch memory: accumulating where the data lies is faster than beside
+    it. 16-bit floats are accumulated and scaled in float32 and rounded once, at the end.
     """
     numel, dtype = rows[0].numel(), rows[0].dtype
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    scratch = torch.empty(min(BLOCK_ELEMENTS, numel), dtype=wide)
+    widened = dtype in (torch.float16, torch.bfloat16)
+    scratch = torch.empty(min(BLOCK_ELEMENTS, numel) if widened else 0)
+    others = [t for t in targets if widened or t.data_ptr() != rows[0].data_ptr()]
     for start in range(0, numel, BLOCK_ELEMENTS):
         block = slice(start, min(start + BLOCK_ELEMENTS, numel))
-        total = scratch[: block.stop - start]
-        if wide == dtype and len(rows) > 1:
-            combine(rows[0][block], rows[1][block], out=total)
-        else:
-            total.copy_(rows[0][block])
-        for row in rows[2 if wide == dtype else 1 :]:
+        total = rows[0][block]
+        if widened:
+            total = scratch[: len(total)].copy_(total)
+        for row in rows[1:]:
             combine(total, row[block], out=total)
         if scale is not None:
             total.mul_(scale)
-        for target in targets:
+        for target in others:
             target[block].copy_(total)

@@ -11,10 +11,14 @@ import socket
 import sys
 import threading
 import time
+from typing import TypeVar
 
 from mpi4py import MPI
 
+from mpicomp.comm.waiting import Task, run
 from mpicomp.errors import StallError
+
+T = TypeVar("T")
 
 _ASK, _ANSWER = 1, 2
 _ANSWER_SECONDS = 2.0
@@ -37,6 +41,10 @@ class RollCall:
         self._lock = threading.Lock()
         self._last_poll = 0.0
         self._reported: dict[int, float] = {}  # thread -> when its wait was last reported
+
+    def run(self, task: Task[T], what: str) -> T:
+        """Run ``task`` to its end, and watch over its waits."""
+        return run(task, lambda waited_seconds: self.attend(what, waited_seconds))
 
     def attend(self, what: str, waited_seconds: float) -> None:
         """Called again and again by whoever waits in ``what``: answer, and complain when due.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TypeAlias, TypeVar
 
 from mpi4py import MPI
@@ -16,7 +16,23 @@ from mpi4py import MPI
 T = TypeVar("T")
 Task: TypeAlias = Generator[None, None, T]  # yields while it waits, returns its result
 
+SPIN_SECONDS = 300e-6  # where nothing else wants the processor
 LONGEST_SLEEP_SECONDS = 1e-3
+_WORK_SECONDS = 50e-6  # a look at a task that took longer was work; a shorter one only looked
+
+
+class Patience:
+    """For how long a task has made no progress, told from how long it takes to look at it."""
+
+    def __init__(self) -> None:
+        self._idle_since = time.perf_counter()
+
+    def waited(self, looked_at: float) -> float:
+        """Seconds without progress, after a look at the task that began at ``looked_at``."""
+        now = time.perf_counter()
+        if now - looked_at > _WORK_SECONDS:
+            self._idle_since = now
+        return now - self._idle_since
 
 
 def pause(waited_seconds: float, *, spin_seconds: float) -> None:
@@ -33,13 +49,17 @@ def until(request: MPI.Request) -> Task[None]:
         yield
 
 
-def run(task: Task[T]) -> T:
-    """Run ``task`` to its end. For set-up; `world.wait` also watches over long waits."""
-    start = time.perf_counter()
-    while True:
-        try:
+def run(task: Task[T], watch: Callable[[float], None] = lambda waited_seconds: None) -> T:
+    """Run ``task`` to its end, asleep while it waits; ``watch`` is told for how long it has."""
+    try:
+        next(task)  # short tasks between ranks in step end here
+        patience = Patience()
+        while True:
+            looked_at = time.perf_counter()
             next(task)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        pause(time.perf_counter() - start, spin_seconds=1e-4)
+            waited = patience.waited(looked_at)
+            watch(waited)
+            pause(waited, spin_seconds=SPIN_SECONDS)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result

@@ -1,0 +1,228 @@
+"""Does everything work on a GPU, and how fast is it reached from the host?
+
+    python benchmarks/gpu_check.py
+
+Runs itself with one rank and with two ranks that share the first device, and prints one table:
+every compressor on the device against the same on the CPU, gradients that arrive late on their
+stream, and bandwidths. Without a device it says so, and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+import mpicomp
+from mpicomp.compress import Simulation, available
+
+RANKS = (1, 2)
+STEPS = 3
+TOLERANCE = 1e-3  # of the norm; a wrong element of top-k, or a stale gradient, is far above
+DELAY_CYCLES = 200_000_000  # of the device's clock: about a tenth of a second
+PAYLOAD_BYTES = 256 << 20
+TARGET = f"results on the device within {TOLERANCE:g} of those on the CPU, late gradients included"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One check: ``holds`` is None for a measurement without a target."""
+
+    check: str
+    ranks: int
+    value: float
+    unit: str
+    holds: bool | None = None
+
+
+def error_row(check: str, pairs: list[tuple[Tensor, Tensor]]) -> Row:
+    """The largest relative error of (result, expected) pairs, over all ranks."""
+    errors = [float((got.cpu() - want).norm() / want.norm()) for got, want in pairs]
+    worst = torch.tensor(errors, dtype=torch.float64).max()  # NaN wins
+    error = float(mpicomp.allreduce(worst, op=mpicomp.Max))
+    return Row(check, mpicomp.size(), error, "relative error", error <= TOLERANCE)
+
+
+# --------------------------------------------------------------------------------- compressors
+
+
+def build_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 64), nn.Conv2d(8, 16, 3))
+
+
+def gradients(step: int, size: int) -> list[dict[str, Tensor]]:
+    """For each rank the gradients of a step by parameter name, on the CPU."""
+    generator = torch.Generator().manual_seed(step)
+    shapes = {name: p.shape for name, p in build_model().named_parameters()}
+    return [
+        {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        for _ in range(size)
+    ]
+
+
+def simulated(method: str, size: int, device: str) -> Iterator[dict[str, Tensor]]:
+    """The means of each step, computed in this process."""
+    params = {name: p.detach().to(device) for name, p in build_model().named_parameters()}
+    simulation = Simulation(method, params, size=size)
+    for step in range(STEPS):
+        every = [
+            {name: grad.to(device) for name, grad in grads.items()}
+            for grads in gradients(step, size)
+        ]
+        means = simulation.step(every).means[0]
+        yield {name: mean for name, mean in means.items() if mean is not None}
+
+
+def check_simulated(method: str, device: str) -> Row:
+    """Two ranks simulated on the device, against two ranks simulated on the CPU."""
+    pairs = [
+        (got[name], want[name])
+        for got, want in zip(simulated(method, 2, device), simulated(method, 2, "cpu"), strict=True)
+        for name in want
+    ]
+    return error_row(f"{method}, simulated", pairs)
+
+
+def check_optimizer(method: str, device: str) -> Row:
+    """What `DistributedOptimizer` leaves in ``grad``, against a simulation on the CPU."""
+    model = build_model().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = mpicomp.DistributedOptimizer(optimizer, compression=method, model=model)
+    reference = method if mpicomp.size() > 1 else "none"  # one rank exchanges nothing
+    pairs = []
+    for step, want in enumerate(simulated(reference, mpicomp.size(), "cpu")):
+        mine = gradients(step, mpicomp.size())[mpicomp.rank()]
+        optimizer.zero_grad()
+        terms = [(p * mine[name].to(device)).sum() for name, p in model.named_parameters()]
+        torch.stack(terms).sum().backward()
+        for name, param in model.named_parameters():
+            assert param.grad is not None
+            pairs.append((param.grad.clone(), want[name]))
+        optimizer.step()
+    return error_row(f"{method}, optimizer", pairs)
+
+
+# ------------------------------------------------------------------------------------- streams
+
+
+class Late(nn.Module):
+    """A matrix whose gradient is ``factor``, written by a kernel that waits behind a delay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1024, 1024))
+
+    def forward(self, factor: float) -> Tensor:
+        def delay(grad: Tensor) -> Tensor:
+            torch.cuda._sleep(DELAY_CYCLES)
+            return grad * factor
+
+        out = self.weight * 1.0
+        out.register_hook(delay)
+        return out.sum()
+
+
+def check_streams(method: str, stream: torch.cuda.Stream) -> Row:
+    """Backward on ``stream``: the exchange must wait for the producer, and readers for it.
+
+    All elements are equal, which is a matrix of rank 1: PowerSGD returns it as it is.
+    """
+    pairs = []
+    with torch.cuda.stream(stream):
+        model = Late().cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer = mpicomp.DistributedOptimizer(optimizer, compression=method, model=model)
+        for step in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            model(float(step * (mpicomp.rank() + 1))).backward()
+            assert model.weight.grad is not None
+            want = torch.full((1024, 1024), step * (mpicomp.size() + 1) / 2)
+            pairs.append((model.weight.grad.clone(), want))
+            optimizer.step()
+        stream.synchronize()
+    side = "default" if stream == torch.cuda.default_stream() else "side"
+    return error_row(f"{method}, late on {side} stream", pairs)
+
+
+# ----------------------------------------------------------------------------------- bandwidth
+
+
+def bandwidth_row(check: str, work: Callable[[], object]) -> Row:
+    """Gigabytes a second of ``work``, which moves the payload once; best of five."""
+    seconds = []
+    for _ in range(5):
+        mpicomp.barrier()
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    longest = mpicomp.allreduce(torch.tensor(min(seconds), dtype=torch.float64), op=mpicomp.Max)
+    return Row(check, mpicomp.size(), PAYLOAD_BYTES / float(longest) / 1e9, "GB/s")
+
+
+def bandwidths() -> list[Row]:
+    device = torch.ones(PAYLOAD_BYTES // 4, device="cuda")
+    host = torch.ones(PAYLOAD_BYTES // 4).pin_memory()
+    return [
+        bandwidth_row("pinned host to device", lambda: device.copy_(host, non_blocking=True)),
+        bandwidth_row("device to pinned host", lambda: host.copy_(device, non_blocking=True)),
+        bandwidth_row("allreduce_ on the device", lambda: mpicomp.allreduce_(device)),
+    ]
+
+
+# ----------------------------------------------------------------------------------------- main
+
+
+def run_checks() -> list[Row]:
+    """All checks of one job; every rank calls this."""
+    mpicomp.init()
+    rows = [check_simulated(method, "cuda") for method in available() if mpicomp.size() == 1]
+    rows += [check_optimizer(method, "cuda") for method in available()]
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        rows += [check_streams(method, stream) for method in ("none", "powersgd:rank=1")]
+    return rows + bandwidths()
+
+
+def launch(ranks: int) -> list[Row]:
+    """Run the checks as a job of its own; its first rank prints the rows as its last line."""
+    job = [sys.executable, "-m", "mpicomp_launch", "-np", str(ranks)]
+    job += [sys.executable, __file__, "--checks"]
+    run = subprocess.run(job, stdout=subprocess.PIPE, text=True)
+    if run.returncode != 0:
+        return [Row(f"job ended with status {run.returncode}", ranks, 0.0, "", holds=False)]
+    return [Row(**row) for row in json.loads(run.stdout.splitlines()[-1])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checks", action="store_true", help="be one rank of the checks")
+    if parser.parse_args().checks:
+        rows = run_checks()
+        if mpicomp.rank() == 0:
+            print(json.dumps([asdict(row) for row in rows]))
+        return
+    rows, holds = [], None
+    if torch.cuda.is_available():
+        print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}")
+        rows = [row for ranks in RANKS for row in launch(ranks)]
+        holds = all(row.holds is not False for row in rows)
+    else:
+        print("no CUDA device here: nothing was checked")
+    for row in rows:
+        verdict = {True: "holds", False: "FAILS", None: ""}[row.holds]
+        print(f"{row.check:36}{row.ranks:>3}{row.value:>12.3g} {row.unit:16}{verdict}")
+    listed = [asdict(row) for row in rows]
+    print(json.dumps({"benchmark": "gpu_check", "rows": listed, "target": TARGET, "holds": holds}))
+
+
+if __name__ == "__main__":
+    main()
