@@ -94,7 +94,7 @@ def check_simulated(method: str, device: str) -> Row:
 def check_optimizer(method: str, device: str) -> Row:
     """What `DistributedOptimizer` leaves in ``grad``, against a simulation on the CPU."""
     model = build_model().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     optimizer = mpicomp.DistributedOptimizer(optimizer, compression=method, model=model)
     reference = method if mpicomp.size() > 1 else "none"  # one rank exchanges nothing
     pairs = []
@@ -138,7 +138,7 @@ def check_streams(method: str, stream: torch.cuda.Stream) -> Row:
     pairs = []
     with torch.cuda.stream(stream):
         model = Late().cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         optimizer = mpicomp.DistributedOptimizer(optimizer, compression=method, model=model)
         for step in range(1, STEPS + 1):
             optimizer.zero_grad()

@@ -75,7 +75,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     train, held_out = load_data()
     model = build_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
     # (1) each rank reads another part of the data
     sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(

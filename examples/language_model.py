@@ -155,7 +155,7 @@ def main() -> None:
     train, held_out = load_text()
     model = Transformer(SIZES[args.size], args.context)
     parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=args.lr)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=args.lr)
     optimizer = mpicomp.DistributedOptimizer(optimizer, compression=args.compression, model=model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: schedule(s, args.steps))
     data = batches(train, args, torch.Generator().manual_seed(args.seed))

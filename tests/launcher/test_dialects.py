@@ -103,3 +103,9 @@ def test_threads_share_the_cores(np, environ, threads):
 
 def test_threads_set_by_the_user_stay():
     assert "OMP_NUM_THREADS" not in rank_exports(2, {"OMP_NUM_THREADS": "7"}, 8)
+
+
+def test_a_terminal_is_told_of():
+    assert "TTY_COMPATIBLE" not in rank_exports(2, {}, 8)
+    shown = rank_exports(2, {}, 8, terminal_columns=90)
+    assert (shown["TTY_COMPATIBLE"], shown["COLUMNS"]) == ("1", "90")
