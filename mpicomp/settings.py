@@ -57,7 +57,8 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
             nearest = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
             raise ValueError(f"environment: {name} is not a setting of mpicomp{hint}")
-        values[known[name].name] = _convert(name, text, str(known[name].type))
+        if text:  # an empty variable counts as one that is not set
+            values[known[name].name] = _convert(name, text, str(known[name].type))
     return Settings(**values)  # type: ignore[arg-type]
 
 
@@ -65,7 +66,7 @@ def _convert(name: str, text: str, kind: str) -> object:
     if kind == "bool":
         if text.lower() in ("1", "true", "yes", "on"):
             return True
-        if text.lower() in ("0", "false", "no", "off", ""):
+        if text.lower() in ("0", "false", "no", "off"):
             return False
     elif kind == "str":
         return text

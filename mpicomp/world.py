@@ -62,9 +62,10 @@ class World:
         from mpicomp.comm.communicator import Communicator
 
         wait(self.communicator.barrier(), "the start of a new group of collectives")
+        has_shared_memory = self.communicator.node is not None
         return Communicator(
             self.communicator.comm,
-            shared_memory=self.settings.shared_memory,
+            shared_memory=has_shared_memory,  # said once if there is none
             directory=self.settings.shared_memory_dir,
             device_pointers=self.device_pointers,
         )

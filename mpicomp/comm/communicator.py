@@ -89,6 +89,7 @@ class Communicator:
         owners = self.comm.allreduce(self.local.size, op=MPI.MIN)
         self.node: Node | None = None
         self._windows: list[Window] = []
+        self._too_small = False  # shared memory could not hold what was asked for
         self._stagings: dict[torch.device, Staging] = {}
         self._cross: MPI.Comm | None = None
         if shared_memory and self.size > 1 and self.comm.allreduce(self.local.size, MPI.MAX) > 1:
@@ -125,12 +126,13 @@ class Communicator:
 
         Ordinary memory where no shared memory can be had, with one line in the log.
         """
-        if self.node is not None and num_bytes > 0:
+        if self.node is not None and num_bytes > 0 and not self._too_small:
             window = yield from self.node.window(num_bytes)
             trouble = yield from self._first_trouble(window)
             if not trouble and isinstance(window, Window):
                 self._windows.append(window)
-                return window.own
+                return window.own[:num_bytes]
+            self._too_small = True
             if self.rank == 0:
                 log.warning(
                     "shared memory is too small for %d MB of gradients (%s): copying through "

@@ -42,12 +42,13 @@ class Refused(Exception):
 
 
 def share(comm: MPI.Comm, rank_bytes: int, directory: str) -> Task[list[Tensor] | Refused]:
-    """Memory that all ranks of ``comm`` see: one uint8 tensor (rank_bytes,) per rank.
+    """Memory that all ranks of ``comm`` see: one uint8 tensor per rank, of ``rank_bytes`` or more.
 
     The file behind it has no name once this returns, so nothing is left behind however the job
     ends; the memory lives as long as a tensor that uses it. The answer is `Refused` on every rank
     if any rank could not map or reserve it.
     """
+    rank_bytes = -(-rank_bytes // _LINE_BYTES) * _LINE_BYTES  # so that every part is aligned
     path, trouble = "", ""
     if comm.rank == 0:
         try:

@@ -104,6 +104,8 @@ class RollCall:
         if missing:
             lines.append("missing (not waiting in any collective): " + _ranks(missing))
         lines += elsewhere
+        if not missing and not elsewhere:
+            lines.append("all other ranks wait there too")
         return "; ".join(lines)
 
 

@@ -54,8 +54,8 @@ def test_no_directory():
     assert "/nowhere" in str(refused)
 
 
-def test_training_goes_on_without_room_for_shared_memory(small_memory, ranks):
-    result = ranks(2, "-c", TRAINING, MPICOMP_SHARED_MEMORY_DIR=str(small_memory(1)))
+def test_training_goes_on_without_room_for_shared_memory(small_memory, launch):
+    result = launch(2, "-c", TRAINING, MPICOMP_SHARED_MEMORY_DIR=str(small_memory(1)), merged=True)
     assert result.returncode == 0, result.stdout
     assert result.stdout.count("trained") == 2
     warnings = [line for line in result.stdout.splitlines() if "LOG WARNING" in line]

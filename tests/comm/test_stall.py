@@ -39,18 +39,18 @@ p.sum().backward()
 """
 
 
-def stopped(ranks, np, source, **variables):
+def stopped(launch, np, source, **variables):
     """The output of a job that must end by itself, soon, and not with success."""
     start = time.monotonic()
-    result = ranks(np, "-c", source, **{**LIMITS, **variables})
+    result = launch(np, "-c", source, **{**LIMITS, **variables}, merged=True)
     assert result.returncode != 0, result.stdout
     assert time.monotonic() - start < 25, result.stdout  # most of it is `import torch`
     return result.stdout
 
 
-def test_a_rank_that_does_not_come(ranks):
+def test_a_rank_that_does_not_come(launch):
     call = "mpicomp.allreduce(torch.ones(3), name='loss')"
-    output = stopped(ranks, 3, ASLEEP.format(call=call))
+    output = stopped(launch, 3, ASLEEP.format(call=call))
     lines = [line for line in output.splitlines() if "has waited 1 s" in line]
     assert {line.split(" (pid")[0] for line in lines} == {
         f"mpicomp: rank {rank} on {socket.gethostname()}" for rank in (0, 2)
@@ -60,20 +60,20 @@ def test_a_rank_that_does_not_come(ranks):
     assert "StallError: mpicomp: rank" in output
 
 
-def test_a_rank_that_waits_elsewhere(ranks):
-    output = stopped(ranks, 2, ELSEWHERE)
+def test_a_rank_that_waits_elsewhere(launch):
+    output = stopped(launch, 2, ELSEWHERE)
     assert "rank 1 waits in a place of its own" in output
     assert "missing" not in output
 
 
-def test_a_rank_that_does_not_come_to_an_exchange(ranks):
-    output = stopped(ranks, 2, HEAD + BACKWARD)
+def test_a_rank_that_does_not_come_to_an_exchange(launch):
+    output = stopped(launch, 2, HEAD + BACKWARD)
     assert "missing (not waiting in any collective): rank 1" in output
 
 
-def test_a_rank_that_is_late_is_reported_and_waited_for(ranks):
+def test_a_rank_that_is_late_is_reported_and_waited_for(launch):
     source = HEAD + "time.sleep(5 * rank)\nmpicomp.barrier()\nprint('done', flush=True)\n"
-    result = ranks(2, "-c", source, MPICOMP_STALL_SECONDS="1")
+    result = launch(2, "-c", source, MPICOMP_STALL_SECONDS="1", merged=True)
     assert result.returncode == 0, result.stdout
     assert result.stdout.count("done") == 2
     assert "rank 0" in result.stdout

@@ -41,8 +41,8 @@ def test_sleep_is_short_beside_what_was_waited(monkeypatch):
 
 
 @pytest.mark.parametrize("memory", ["0", "1"])
-def test_an_idle_wait_leaves_the_processor_alone(memory, ranks):
-    result = ranks(2, "-c", LATE, MPICOMP_SHARED_MEMORY=memory)
+def test_an_idle_wait_leaves_the_processor_alone(memory, launch):
+    result = launch(2, "-c", LATE, MPICOMP_SHARED_MEMORY=memory, merged=True)
     assert result.returncode == 0, result.stdout
     lines = [line.split() for line in result.stdout.splitlines() if line.startswith("waited")]
     assert len(lines) == 2

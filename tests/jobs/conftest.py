@@ -1,8 +1,7 @@
-"""Whole jobs, started as a user would: by the launcher, or by mpirun alone."""
+"""Scripts, and jobs started by mpirun alone, without the launcher."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,15 +11,7 @@ import pytest
 
 from mpicomp_launch import command, mpis
 
-ROOT = Path(__file__).resolve().parents[2]
-Job = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="session")
-def environ() -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("MPICOMP_")}
-    paths = [str(ROOT), str(ROOT / "launch"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+Job = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -31,24 +22,6 @@ def script(tmp_path: Path) -> Callable[[str], str]:
         return str(path)
 
     return write
-
-
-@pytest.fixture
-def launch(environ: dict[str, str]) -> Job:
-    """Runs ``mpicomp-launch -np N python ...``; keyword arguments are variables."""
-
-    def run(
-        np: int, *words: str, timeout: float = 120, **variables: str
-    ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "mpicomp_launch", "-np", str(np), sys.executable, *words],
-            env=environ | variables,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-
-    return run
 
 
 @pytest.fixture
