@@ -131,7 +131,7 @@ class Communicator:
             trouble = yield from self._first_trouble(window)
             if not trouble and isinstance(window, Window):
                 self._windows.append(window)
-                return window.own[:num_bytes]
+                return window.own
             self._too_small = True
             if self.rank == 0:
                 log.warning(

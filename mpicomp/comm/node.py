@@ -42,18 +42,17 @@ class Refused(Exception):
 
 
 def share(comm: MPI.Comm, rank_bytes: int, directory: str) -> Task[list[Tensor] | Refused]:
-    """Memory that all ranks of ``comm`` see: one uint8 tensor per rank, of ``rank_bytes`` or more.
+    """Memory that all ranks of ``comm`` see: one uint8 tensor (rank_bytes,) per rank.
 
     The file behind it has no name once this returns, so nothing is left behind however the job
     ends; the memory lives as long as a tensor that uses it. The answer is `Refused` on every rank
     if any rank could not map or reserve it.
     """
-    rank_bytes = -(-rank_bytes // _LINE_BYTES) * _LINE_BYTES  # so that every part is aligned
     path, trouble = "", ""
     if comm.rank == 0:
         try:
             descriptor, path = tempfile.mkstemp(prefix="mpicomp-", dir=directory)
-            os.ftruncate(descriptor, comm.size * rank_bytes)
+            os.ftruncate(descriptor, comm.size * _stride(rank_bytes))
             os.close(descriptor)
         except OSError as error:
             trouble = str(error)
@@ -82,17 +81,23 @@ def exchange_texts(comm: MPI.Comm, text: str) -> Task[list[str]]:
     ]
 
 
+def _stride(rank_bytes: int) -> int:
+    """From one rank's part to the next: every part begins at a cache line."""
+    return -(-rank_bytes // _LINE_BYTES) * _LINE_BYTES
+
+
 def _map(path: str, comm: MPI.Comm, rank_bytes: int) -> list[Tensor]:
+    stride = _stride(rank_bytes)
     descriptor = os.open(path, os.O_RDWR)
     try:
         # Reserve now: a full tmpfs is an error here and a bus error on first touch. Every rank
         # reserves its own part, so that the pages lie near the processor that uses them most.
-        os.posix_fallocate(descriptor, comm.rank * rank_bytes, rank_bytes)
-        mapping = mmap.mmap(descriptor, comm.size * rank_bytes)
+        os.posix_fallocate(descriptor, comm.rank * stride, stride)
+        mapping = mmap.mmap(descriptor, comm.size * stride)
     finally:
         os.close(descriptor)
     return [
-        torch.frombuffer(mapping, dtype=torch.uint8, count=rank_bytes, offset=rank * rank_bytes)
+        torch.frombuffer(mapping, dtype=torch.uint8, count=rank_bytes, offset=rank * stride)
         for rank in range(comm.size)
     ]
 
