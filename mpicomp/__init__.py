@@ -51,10 +51,12 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "compress":  # a package of public names of its own
+        return importlib.import_module("mpicomp.compress")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'mpicomp' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "__version__", "compress"])

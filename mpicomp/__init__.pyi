@@ -1,5 +1,6 @@
 """The public names and where they live, for type checkers and editors."""
 
+from mpicomp import compress as compress
 from mpicomp.collectives import (
     Average as Average,
 )

@@ -69,7 +69,7 @@ def _differences(everybody: list[dict[str, str]]) -> str:
     parts = []
     for rank, lines in enumerate(everybody):
         found = [
-            f"{n} is {first[n]} on rank 0 and {lines[n]} here"
+            f"{n} is {first[n]} on rank 0 and {lines[n]} on rank {rank}"
             for n in first
             if n in lines and lines[n] != first[n]
         ]

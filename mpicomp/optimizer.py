@@ -85,6 +85,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             fusion_mb = settings.fusion_mb
         if not fusion_mb > 0:
             raise ValueError(f"DistributedOptimizer: fusion_mb must be above 0, got {fusion_mb}")
+        if isinstance(named_parameters, str):
+            raise ValueError(
+                "DistributedOptimizer: named_parameters must be pairs of name and parameter, "
+                f"got {named_parameters!r}; did you mean compression={named_parameters!r}?"
+            )
         if named_parameters is None and model is not None:
             named_parameters = model.named_parameters()
         self.optimizer = optimizer
@@ -225,7 +230,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if (saved["rank"], saved["size"]) != (_world.rank(), _world.size()):
             warnings.warn(
                 f"the residuals in this state belong to rank {saved['rank']} of {saved['size']}, "
-                f"not to rank {_world.rank()} of {_world.size()}; they are not used",
+                f"not to rank {_world.rank()} of {_world.size()}; they are not used, and error "
+                "feedback starts from zero on this rank; save one file per rank to keep them",
                 stacklevel=2,
             )
             return

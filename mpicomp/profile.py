@@ -48,7 +48,9 @@ class Stats:
         return Stats(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
 
     def __str__(self) -> str:
-        steps = max(self.steps, 1)
+        if not self.steps:
+            return "no gradients were exchanged (one rank, or no backward pass)"
+        steps = self.steps
         return (
             f"{self.steps} steps ({self.bad_steps} bad), {self.bytes_sent / steps:,.0f} bytes sent "
             f"per step ({self.ratio:.1f}x less than dense); ms per step: "
@@ -93,8 +95,9 @@ class Profile:
 
     def take_events(self) -> list[dict[str, Any]]:
         """The events so far, which are then forgotten."""
+        name = {"name": "process_name", "ph": "M", "pid": self._rank}
         events, self._events = self._events, []
-        return events
+        return [name | {"args": {"name": f"rank {self._rank}"}}, *events]
 
 
 def write_trace(path: str, events: list[dict[str, Any]]) -> None:

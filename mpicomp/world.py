@@ -104,6 +104,8 @@ def init() -> None:
             "init: MPI must be initialised with MPI_THREAD_MULTIPLE; remove the setting of "
             "mpi4py.rc.thread_level, or use an MPI that was built with it"
         )
+    if settings.trace and MPI.COMM_WORLD.rank == 0:
+        _check_trace(settings.trace)
     _check_size(MPI.COMM_WORLD.size, settings.expect_size, MPI.Get_library_version())
     device_pointers = reads_device_memory(MPI.COMM_WORLD)
     communicator = Communicator(
@@ -200,6 +202,18 @@ def stats() -> Stats:
 def wait(task: Task[T], what: str) -> T:
     """Run ``task`` to its end, asleep while it waits; a long wait is reported as ``what``."""
     return get().roll_call.run(task, what)
+
+
+def _check_trace(path: str) -> None:
+    """Find out now, not after hours of training, that the trace cannot be written."""
+    try:
+        with open(path, "a"):
+            pass
+    except OSError as error:
+        raise MpicompError(
+            f"environment: MPICOMP_TRACE must be a file that can be written, got {path!r}: "
+            f"{error.strerror}"
+        ) from None
 
 
 def _check_size(actual: int, expected: int, library: str) -> None:

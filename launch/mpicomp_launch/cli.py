@@ -18,9 +18,17 @@ INTERRUPTED = 130
 
 # Options that only become a variable which the library reads: (option, variable, how to parse it).
 EXPORTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("--compression", "MPICOMP_COMPRESSION", {"metavar": "SPEC", "help": "as in powersgd:rank=4"}),
-    ("--trace", "MPICOMP_TRACE", {"metavar": "FILE", "help": "write a trace of all steps"}),
-    ("--stats", "MPICOMP_STATS", {"action": "store_const", "const": "1", "help": "report bytes"}),
+    (
+        "--compression",
+        "MPICOMP_COMPRESSION",
+        {"metavar": "SPEC", "help": "as in powersgd:rank=4; for optimizers that are given none"},
+    ),
+    ("--trace", "MPICOMP_TRACE", {"metavar": "FILE", "help": "write a time line of all ranks"}),
+    (
+        "--stats",
+        "MPICOMP_STATS",
+        {"action": "store_const", "const": "1", "help": "print bytes and times at the end"},
+    ),
 )
 
 
@@ -41,7 +49,7 @@ def make_parser() -> Parser:
         epilog="What follows COMMAND belongs to it and is passed on as it is.",
         allow_abbrev=False,
     )
-    parser.add_argument("-np", "-n", metavar="N", help="number of ranks")
+    parser.add_argument("-np", "-n", metavar="N", help="number of ranks, on this host")
     parser.add_argument("--mpi", choices=list(mpis.FAMILIES), help="the MPI to insist on")
     parser.add_argument("--dry-run", action="store_true", help="print the command, do not run it")
     for option, variable, settings in EXPORTS:

@@ -104,7 +104,9 @@ class Communicator:
         trouble = run(self._first_trouble(node))
         if trouble or isinstance(node, Refused):
             if self.rank == 0:
-                log.warning("no shared memory between ranks of a host (%s): using MPI", trouble)
+                log.warning(
+                    "mpicomp: no shared memory between ranks of a host (%s): using MPI", trouble
+                )
             return
         self.node = node
         if self.hosts > 1:
@@ -135,8 +137,8 @@ class Communicator:
             self._too_small = True
             if self.rank == 0:
                 log.warning(
-                    "shared memory is too small for %d MB of gradients (%s): copying through "
-                    "a small part of it",
+                    "mpicomp: shared memory is too small for %d MB of gradients (%s): "
+                    "copying through a small part of it",
                     num_bytes >> 20,
                     trouble,
                 )

@@ -90,9 +90,12 @@ def _options(cls: type[Compressor]) -> tuple[dataclasses.Field[Any], ...]:
 
 def _convert(text: str, kind: type, what: str) -> Any:
     try:
-        return _TRUTH[text.lower()] if kind is bool else kind(text)
+        value = _TRUTH[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError):
-        _fail(what, _CONTRACTS[kind], text, _TRUTH if kind is bool else ())
+        valid = _TRUTH if kind is bool else ()
+    else:
+        return value
+    _fail(what, _CONTRACTS[kind], text, valid)
 
 
 def _text(value: object) -> str:

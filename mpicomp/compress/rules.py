@@ -64,7 +64,8 @@ def assign(
                 names = ", ".join(repr(name) for name, _, _ in params[:5])
                 raise ValueError(
                     f"compression: every pattern must match a parameter, got {pattern!r}; "
-                    f"the parameters are called {names}{', ...' if len(params) > 5 else ''}"
+                    f"the parameters are called {names}{', ...' if len(params) > 5 else ''} "
+                    "(pass model= to DistributedOptimizer for the names in the model)"
                 )
     return {name: _effective(_match(rules, name), shape, dtype) for name, shape, dtype in params}
 
@@ -76,9 +77,10 @@ def _method(method: object) -> Compressor:
         return with_feedback(parse(method))
     if isinstance(method, Compressor):
         return with_feedback(method)
+    hint = f"; did you mean {method.__name__}()?" if isinstance(method, type) else ""
     raise TypeError(
         "compression: argument must be None, a spec string, a compressor or a mapping from "
-        f"patterns to these, got {method!r}"
+        f"patterns to these, got {method!r}{hint}"
     )
 
 
