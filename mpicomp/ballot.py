@@ -27,10 +27,17 @@ class Mark(IntEnum):
 
 @dataclass(slots=True)
 class Ballot:
-    """The marks of all parameters, one byte each, and whether the step was bad."""
+    """The marks of all parameters, one byte each, and how the step went.
 
-    marks: torch.Tensor  # (4, parameters) bool
+    Attributes:
+        marks: (marks, parameters) bool.
+        bad: something was not finite.
+        failed: a backward pass ended with an exception.
+    """
+
+    marks: torch.Tensor
     bad: bool = False
+    failed: bool = False
 
     @classmethod
     def blank(cls, num_params: int) -> Ballot:
@@ -44,10 +51,10 @@ class Ballot:
         return [int(i) for i in self.marks[mark].nonzero()]
 
     def cast(self, communicator: Communicator) -> Task[Ballot]:
-        """The marks that any rank has set, and whether the step was bad for any of them."""
-        flat = torch.cat([self.marks.view(-1), torch.tensor([self.bad])])
+        """The marks that any rank has set, and whether any rank's step was bad or failed."""
+        flat = torch.cat([self.marks.view(-1), torch.tensor([self.bad, self.failed])])
         yield from communicator.reduce_(flat, Op.MAX)
-        return Ballot(flat[:-1].view_as(self.marks), bool(flat[-1]))
+        return Ballot(flat[:-2].view_as(self.marks), bool(flat[-2]), bool(flat[-1]))
 
 
 def agree_on_models(communicator: Communicator, lines: Mapping[str, str]) -> Task[None]:

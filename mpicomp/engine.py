@@ -108,22 +108,39 @@ class Engine:
             memory.setdefault(slot, {}).update(tensors)
         return memory
 
+    def close(self) -> None:
+        """Let go of the parameters, on all ranks alike; the communicator serves the next engine."""
+        hooks = _world.get().hooks
+        for slot in self._slots:
+            handle, owner = hooks.get(slot.param, (None, None))
+            if owner is slot and handle is not None:
+                handle.remove()
+                del hooks[slot.param]
+        self._drop_buckets()
+        _world.get().idle_communicators.append(self._communicator)
+
+    def forget_held(self) -> None:
+        """Begin a new window of accumulation; on all ranks alike."""
+        self._held, self._held_passes = False, 0
+
     def restore(self, memory: Memory) -> None:
-        """Let the compressors remember ``memory``, by parameter name."""
+        """Let the compressors remember ``memory``, by parameter name, and nothing else."""
         self._memory = memory
         if self._buckets is not None:
+            self._buckets.reset()
             self._buckets.restore(memory)
 
     def _hook(self, slot: Slot) -> None:
         """Have autograd call `_arrived`; also for a frozen parameter, should it be unfrozen."""
         hooks = _world.get().hooks
-        if slot.param in hooks:
-            hooks[slot.param].remove()  # a parameter listens to the optimizer that came last
+        if slot.param in hooks:  # a parameter listens to the optimizer that came last
+            handle, other = hooks[slot.param]
+            handle.remove()
+            other.gone = True
         frozen = not slot.param.requires_grad
         slot.param.requires_grad_(True)
-        hooks[slot.param] = slot.param.register_post_accumulate_grad_hook(
-            lambda param: self._arrived(slot)
-        )
+        handle = slot.param.register_post_accumulate_grad_hook(lambda param: self._arrived(slot))
+        hooks[slot.param] = handle, slot
         slot.param.requires_grad_(not frozen)
 
     @cached_property
@@ -196,6 +213,7 @@ class Engine:
 
     # ---------------------------------------------------------------------- backward runs
 
+    @torch.no_grad()
     def _arrived(self, slot: Slot) -> None:
         """Autograd has accumulated a gradient into ``slot.param.grad``."""
         if self._progress.stopped:  # after `shutdown` a rank trains by itself
@@ -212,7 +230,7 @@ class Engine:
             self._graphs.add(graph)
             if not nested:
                 self._root = graph
-            Variable._execution_engine.queue_callback(lambda: self._ended(nested))
+            Variable._execution_engine.queue_callback(lambda: self._ended(graph, nested=nested))
         assert self._step is not None
         self._step.take(slot)
 
@@ -229,18 +247,23 @@ class Engine:
     def _count_held(self) -> None:
         self._held_passes += 1
 
-    def _ended(self, nested: bool) -> None:
+    @torch.no_grad()
+    def _ended(self, graph: int, *, nested: bool) -> None:
         """An autograd run is over. One inside another ends the step only if nothing is missing."""
         if self._step is None or (nested and not self._step.complete):
             return
         # Several optimizers may share a backward pass, and end it in another order elsewhere: all
         # of them send what they have before any of them waits.
         for engine in list(_world.get().open_engines):
-            engine.close()
+            if engine._root == graph:
+                engine.close_step()
         self.finish()
 
+    @torch.no_grad()
     def synchronize(self) -> None:
         """Exchange what has been accumulated and not exchanged; nothing otherwise."""
+        if self._progress.stopped:
+            return
         if self._step is None and self._held:
             self._begin(self._active())
         self.finish()
@@ -280,16 +303,17 @@ class Engine:
         )
         _world.get().open_engines.append(self)
 
-    def close(self, *, discard: bool = False) -> None:
+    def close_step(self, *, discard: bool = False) -> None:
         """End the step that is under way on this side, without waiting for other ranks."""
         if self._step is not None:
             self._step.close(self._rebuild, discard=discard)
 
+    @torch.no_grad()
     def finish(self, *, discard: bool = False) -> None:
         """End the step that is under way, if any: afterwards all gradients are means."""
         if self._step is None:
             return
-        self.close(discard=discard)
+        self.close_step(discard=discard)
         step, self._step = self._step, None
         _world.get().open_engines.remove(self)
         self._held, self._held_passes = False, 0

@@ -41,19 +41,30 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one bucket: the result, and whether this rank's gradients were finite."""
+    """What became of one bucket: the result, and whether all that was seen of it is finite."""
 
     exchanged: Exchanged
     finite: bool
 
 
 def exchange(
-    compressor: Compressor, bucket: Bucket, state: State, group: Group, profile: Profile, name: str
+    compressor: Compressor,
+    bucket: Bucket,
+    state: State,
+    group: Group,
+    profile: Profile,
+    name: str,
+    *,
+    watched: bool = True,
 ) -> Task[Outcome]:
     """Run ``compressor`` on ``bucket`` over the network.
 
     A compressor with memory is not shown values that are not finite: it exchanges zeros, and the
     step is to be discarded. One without memory passes them on, and the mean stores itself.
+
+    Args:
+        watched: whether some compressor of the optimizer has a memory, so that a mean that is not
+            finite matters here too.
     """
     stateful = compressor.capabilities.stateful
     finite = not stateful or all_finite(bucket.flat)
@@ -72,6 +83,8 @@ def exchange(
         profile.stats.select_seconds += time.perf_counter() - start
         with profile.span(f"{type(message).__name__} {name}", bytes=message.num_bytes):
             answer = yield from carry(message, group, profile)
+    if watched:
+        finite &= result.mean.is_finite()  # large finite gradients overflow on the way
     if not stateful:
         result.mean.store_(bucket)
     profile.stats.select_seconds += time.perf_counter() - start

@@ -119,9 +119,7 @@ class Buckets:
             self.buckets.append(
                 Bucket(flat, p.entries, rank=communicator.rank, size=communicator.size)
             )
-        self.states: list[State] = [
-            p.compressor.init(bucket) for p, bucket in zip(plans, self.buckets, strict=True)
-        ]
+        self.reset()
 
     @classmethod
     def make(cls, plans: Sequence[Plan], communicator: Communicator) -> Task[Buckets]:
@@ -133,6 +131,11 @@ class Buckets:
     def release(self) -> None:
         """Give up the memory; gradients that still lie in it keep their part alive."""
         self._communicator.release(self._block)
+
+    def reset(self) -> None:
+        """Let the compressors begin anew."""
+        pairs = zip(self.plans, self.buckets, strict=True)
+        self.states: list[State] = [plan.compressor.init(bucket) for plan, bucket in pairs]
 
     def memory(self) -> dict[str, dict[str, Tensor]]:
         """What the compressors remember: slot, then parameter name, then tensor (not a copy)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,6 +102,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.backward_passes_per_step = backward_passes_per_step
         self._start()
         if self._engine is not None:
+            if grad_scaler is not None:
+                self._precede(grad_scaler)
             self._engine.agree()
             if broadcast:
                 broadcast_parameters(self._named(), root_rank=0)
@@ -145,6 +148,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """As the wrapped optimizer; gradients that were only accumulated are exchanged first."""
         self.synchronize()
         return self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+
+    def _precede(self, scaler: torch.amp.GradScaler) -> None:
+        """Have ``scaler`` look at gradients only when they are means, after a short window too."""
+        for name in ("unscale_", "step"):
+            before = scaler.__dict__.get(name) or partial(getattr(type(scaler), name), scaler)
+            setattr(scaler, name, partial(self._synchronize_first, before))
+
+    def _synchronize_first(
+        self, method: Callable[..., Any], optimizer: Any, *args: Any, **options: Any
+    ) -> Any:
+        if optimizer is self:
+            self.synchronize()
+        return method(optimizer, *args, **options)
+
+    def close(self) -> None:
+        """Stop exchanging gradients, and free what was used for it; on all ranks alike.
+
+        Needed only by programs that make many optimizers, one after another.
+        """
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
     def synchronize(self) -> None:
         """Exchange what was accumulated and not exchanged yet; otherwise harmless."""
@@ -191,12 +216,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             engine.exhausted = True
             while engine.shadow():
                 pass
+            engine.forget_held()
         finally:
             engine.joining = False
         if engine.last_active:
             root = engine.last_active[0]
             broadcast_parameters(self._named(), root_rank=root)
             broadcast_optimizer_state(self.optimizer, root_rank=root)
+            for slot, tensors in engine.memory().items():
+                if slot != "residual":  # what all ranks remember alike
+                    broadcast_parameters(tensors, root_rank=root)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the wrapped optimizer; on all ranks alike."""
@@ -225,7 +254,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state = dict(state_dict)
         saved = state.pop(_MEMORY, None)
         self.optimizer.load_state_dict(state)
-        if saved is None or self._engine is None:
+        if self._engine is None:
+            return
+        if saved is None:
+            self._engine.restore({})
             return
         if (saved["rank"], saved["size"]) != (_world.rank(), _world.size()):
             warnings.warn(

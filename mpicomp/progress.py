@@ -58,6 +58,8 @@ class Progress:
         """Append ``task`` to ``lane``; a long wait is reported as ``what``."""
         future: Future[T] = Future()
         with self._wake:
+            if self.stopped:
+                raise RuntimeError("mpicomp was shut down")
             if lane not in self._busy:
                 self._busy.append(lane)
                 lane.patience = Patience()

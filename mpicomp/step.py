@@ -14,6 +14,8 @@ from torch.nn import Parameter
 
 from mpicomp.ballot import Ballot, Mark
 from mpicomp.comm.waiting import Task
+from mpicomp.compress.base import all_finite
+from mpicomp.errors import MpicompError
 from mpicomp.exchange import Group, Outcome, exchange
 from mpicomp.fusion import Buckets
 from mpicomp.leftovers import exchange_dense, exchange_sparse
@@ -30,6 +32,7 @@ class Slot:
     param: Parameter
     bucket: int | None = None  # None: frozen, or with sparse gradients
     filled: bool = False
+    gone: bool = False  # another optimizer has taken the parameter over
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Step:
         self._missing = [len(plan.entries) for plan in buckets.plans]
         self._streams: list[set[torch.cuda.Stream]] = [set() for _ in buckets.plans]
         self._outcomes: list[Future[Outcome]] = []  # of the buckets that have left
+        self._watched = any(p.compressor.capabilities.stateful for p in buckets.plans)
         self._conclusion: Future[Conclusion] | None = None
         self._keep = False  # whether this rank uses the means
         self._active = group.communicator.rank in group.active
@@ -107,7 +111,7 @@ class Step:
             self._launch()
         elif slot.bucket >= len(self._outcomes):  # a second part, from a backward inside another
             bucket = self._buckets.buckets[slot.bucket]
-            bucket[slot.name].add_(grad, alpha=1.0 / self._scale_of(slot.bucket))
+            bucket[slot.name].add_(grad.detach(), alpha=1.0 / self._scale_of(slot.bucket))
             slot.param.grad = None
 
     def close(self, rebuild: Rebuild, *, discard: bool = False) -> None:
@@ -121,7 +125,7 @@ class Step:
             return
         self._profile.mark("backward is over")
         own = Ballot.blank(len(self._slots))
-        own.bad = discard
+        own.bad = own.failed = discard
         self._keep = self._active and not discard
         for slot in self._slots:
             self._close_slot(slot, own)
@@ -139,23 +143,30 @@ class Step:
         if self._keep:
             self._give(conclusion)
         self._count(conclusion.ballot, waited=time.perf_counter() - start)
+        if self._keep and conclusion.ballot.failed:
+            raise MpicompError(
+                "backward: another rank's backward pass ended with an exception that it caught; "
+                "gradients of this step are not complete"
+            )
         return conclusion
 
     # ---------------------------------------------------------------------------- filling
 
     def _close_slot(self, slot: Slot, own: Ballot) -> None:
         """Fill ``slot`` if it is not, and say on the ballot what became of it."""
-        if self._active and slot.param.requires_grad:
+        grad, placed = slot.param.grad, slot.bucket is not None
+        if self._active and slot.param.requires_grad and not slot.gone:
             own.set(Mark.TRAINED, slot.index)
-        if not self._keep:
+        if slot.gone or not self._keep:
+            if grad is not None and placed and not slot.filled:
+                slot.param.grad = grad.clone()  # it may lie in the bucket, which is used now
             self._fill(slot, None)
             return
-        grad, placed = slot.param.grad, slot.bucket is not None
         if slot.filled or (placed and grad is not None and not grad.is_sparse):
             own.set(Mark.USED, slot.index)
         if grad is not None and (slot.filled or not placed or grad.is_sparse):
             own.set(Mark.SPARSE if grad.is_sparse else Mark.LATE, slot.index)
-            self._leftovers[slot.index] = grad
+            self._leftovers[slot.index] = grad.detach()
             slot.param.grad = grad = None
         self._fill(slot, grad)
 
@@ -168,7 +179,7 @@ class Step:
                 bucket,
                 self._buckets.states[slot.bucket],
                 slot.name,
-                grad,
+                None if grad is None else grad.detach(),
                 scale=self._scale_of(slot.bucket),
             )
         else:
@@ -200,6 +211,7 @@ class Step:
                 self.group,
                 self._profile,
                 name,
+                watched=self._watched,
             )
             self._outcomes.append(self._progress.submit(self._lane, task, name))
             self._profile.stats.dense_bytes += plan.dense_bytes
@@ -224,6 +236,8 @@ class Step:
                 param, self._leftovers.get(i), self.group, self._profile
             )
             means[i] = means[i] + mean if i in means else mean
+        if self._watched and not all(all_finite(_values(mean)) for mean in means.values()):
+            ballot.bad = True  # these are equal on all ranks, so all say the same
         buckets = yield from rebuild(ballot, self.arrived)
         return Conclusion(ballot, means, buckets)
 
@@ -253,7 +267,8 @@ class Step:
             slot = self._slots[index]
             if slot.bucket is not None:
                 mean = self._buckets.buckets[slot.bucket][slot.name]
-                slot.param.grad = mean.to(slot.param.dtype)
+                # An alias: users may set ``p.grad.data``, and must not move the bucket's own view.
+                slot.param.grad = mean.detach().to(slot.param.dtype)
         for index, mean in conclusion.leftovers.items():
             param = self._slots[index].param
             param.grad = mean if param.grad is None else param.grad + mean
@@ -265,3 +280,7 @@ class Step:
         stats.wait_seconds += waited
         worked = stats.select_seconds + stats.communicate_seconds - self._worked_before
         stats.hidden_seconds += max(0.0, worked - waited)
+
+
+def _values(grad: Tensor) -> Tensor:
+    return grad.values() if grad.is_sparse else grad

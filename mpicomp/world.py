@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mpicomp.engine import Engine
     from mpicomp.profile import Profile, Stats
     from mpicomp.progress import Progress
+    from mpicomp.step import Slot
 
 T = TypeVar("T")
 log = logging.getLogger("mpicomp")
@@ -54,13 +55,16 @@ class World:
     profile: Profile
     settings: _settings.Settings
     device_pointers: bool  # whether MPI may be given addresses of GPU memory
-    hooks: MutableMapping[Tensor, RemovableHandle]  # of the parameters that are exchanged
+    hooks: MutableMapping[Tensor, tuple[RemovableHandle, Slot]]  # of exchanged parameters
     open_engines: list[Engine] = field(default_factory=list)  # with a step under way
+    idle_communicators: list[Communicator] = field(default_factory=list)  # of closed engines
 
     def new_communicator(self) -> Communicator:
         """Collective: a communicator of its own for one user of the network."""
         from mpicomp.comm.communicator import Communicator
 
+        if self.idle_communicators:
+            return self.idle_communicators.pop()
         wait(self.communicator.barrier(), "the start of a new group of collectives")
         has_shared_memory = self.communicator.node is not None
         return Communicator(
@@ -141,7 +145,7 @@ def init() -> None:
 
 
 def shutdown() -> None:
-    """Leave the job: write what is to be written at the end, give the communicators back.
+    """Leave the job: write what is to be written at the end. Ranks then train by themselves.
 
     Collective; runs by itself when the process ends. Again is harmless.
     """

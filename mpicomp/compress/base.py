@@ -159,6 +159,10 @@ class Decoded(abc.ABC):
     def subtract_(self, bucket: Bucket) -> None:
         """Take the gradient away from the contents of ``bucket``."""
 
+    @abc.abstractmethod
+    def is_finite(self) -> bool:
+        """Whether what travelled is free of NaN and infinity; the same on all ranks for a mean."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dense(Decoded):
@@ -172,6 +176,9 @@ class Dense(Decoded):
 
     def subtract_(self, bucket: Bucket) -> None:
         bucket.flat.sub_(self.values)
+
+    def is_finite(self) -> bool:
+        return all_finite(self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +194,9 @@ class Sparse(Decoded):
 
     def subtract_(self, bucket: Bucket) -> None:
         bucket.flat[self.indices] -= self.values
+
+    def is_finite(self) -> bool:
+        return all_finite(self.values)
 
 
 Commit: TypeAlias = Callable[[frozenset[str]], None]

@@ -25,6 +25,7 @@ from .base import (
     Exchanged,
     Mean,
     State,
+    all_finite,
 )
 from .registry import register
 
@@ -135,6 +136,9 @@ class LowRank(Decoded):
                 matrix.addmm_(p, q.mT, alpha=-1.0)
             else:
                 matrix.sub_(p @ q.mT)
+
+    def is_finite(self) -> bool:
+        return all(all_finite(p) and all_finite(q) for _, p, q in self.factors)
 
 
 def orthonormal(matrices: Sequence[Tensor]) -> list[Tensor]:

@@ -7,7 +7,7 @@ message that was handed over is overwritten, so that reading it again shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -244,9 +244,11 @@ class Simulation:
         sent = [0] * self.size
         means: list[dict[str, Tensor | None]] = [{} for _ in grads]
         good = self._load(grads, scale)
-        for group in self.groups:
+        outcomes = [self._exchange(group, sent) for group in self.groups]
+        good &= all(outcome[0].mean.is_finite() for outcome in outcomes)
+        for group, outcome in zip(self.groups, outcomes, strict=True):
             unused = frozenset(n for n in group.buckets[0] if all(g.get(n) is None for g in grads))
-            self._exchange(group, sent, unused, good)
+            _settle(group, outcome, unused, good)
             for rank, bucket in enumerate(group.buckets):
                 for name, view in bucket.items():
                     means[rank][name] = None if name in unused else view.clone()
@@ -265,20 +267,25 @@ class Simulation:
                         bucket.flat.zero_()
         return good
 
-    def _exchange(self, group: Group, sent: list[int], unused: Iterable[str], good: bool) -> None:
-        """Leave the means in the buckets, and the bytes of each rank added to ``sent``."""
+    def _exchange(self, group: Group, sent: list[int]) -> list[Exchanged]:
+        """Each rank's outcome; the bytes of its messages are added to ``sent``."""
 
         def tap(rank: int, message: Message) -> None:
             sent[rank] += message.num_bytes
             if self._tap is not None:
                 self._tap(rank, message)
 
-        outcomes = simulate(group.compressor, group.buckets, group.states, tap=tap)
-        for bucket, outcome in zip(group.buckets, outcomes, strict=True):
-            if good:
-                outcome.commit(frozenset(unused))
-                outcome.mean.store_(bucket)
-            elif group.compressor.capabilities.stateful:
-                bucket.flat.fill_(float("nan"))
-            else:
-                outcome.mean.store_(bucket)
+        return simulate(group.compressor, group.buckets, group.states, tap=tap)
+
+
+def _settle(
+    group: Group, outcomes: Sequence[Exchanged], unused: frozenset[str], good: bool
+) -> None:
+    """Commit a good step and leave the means in the buckets; spoil what has a memory otherwise."""
+    for bucket, outcome in zip(group.buckets, outcomes, strict=True):
+        if good:
+            outcome.commit(unused)
+        if good or not group.compressor.capabilities.stateful:
+            outcome.mean.store_(bucket)
+        else:
+            bucket.flat.fill_(float("nan"))

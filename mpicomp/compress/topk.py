@@ -27,6 +27,7 @@ from .base import (
     Mean,
     Sparse,
     State,
+    all_finite,
 )
 from .registry import register
 from .select import largest
@@ -100,6 +101,9 @@ class SparseMean(Decoded):
     def subtract_(self, bucket: Bucket) -> None:
         wide = torch.promote_types(bucket.flat.dtype, torch.float32)
         bucket.flat.sub_(self._add_to(torch.zeros_like(bucket.flat, dtype=wide)))
+
+    def is_finite(self) -> bool:
+        return all(all_finite(values) for values, _ in self.parts)
 
     def _add_to(self, total: Tensor) -> Tensor:
         # one rank at a time: distinct indices make the sums the same on every device and rank
