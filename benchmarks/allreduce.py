@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from _gloo import start_gloo
 from mpi4py import MPI
 from torch import Tensor
 
@@ -37,16 +36,6 @@ TARGET = (
 )
 
 Reduce = Callable[[Tensor], object]  # in place
-
-
-def start_gloo() -> None:
-    """Put the same processes into a torch process group, over loopback."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with socket.create_server(("localhost", 0)) as free:
-        port = mpicomp.broadcast_object(free.getsockname()[1])
-    where = f"tcp://localhost:{port}"
-    rank, size = mpicomp.rank(), mpicomp.size()
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
 
 
 def make_sides(communicator: Communicator) -> dict[str, Reduce]:

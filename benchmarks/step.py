@@ -17,8 +17,6 @@ import argparse
 import ctypes
 import gc
 import json
-import os
-import socket
 import statistics
 import sys
 import threading
@@ -30,6 +28,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from _gloo import start_gloo
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -68,16 +67,6 @@ def make_side(name: str, size: str) -> Side:
     elif name == "mpicomp":
         optimizer = mpicomp.DistributedOptimizer(optimizer, compression="none", model=model)
     return Side(model, optimizer)
-
-
-def start_gloo() -> None:
-    """Put the same processes into a torch process group, over loopback."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with socket.create_server(("localhost", 0)) as free:
-        port = mpicomp.broadcast_object(free.getsockname()[1])
-    where = f"tcp://localhost:{port}"
-    rank, size = mpicomp.rank(), mpicomp.size()
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
 
 
 def sample_of(batch: int) -> tuple[Tensor, Tensor]:

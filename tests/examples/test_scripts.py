@@ -98,7 +98,7 @@ def test_step_benchmark(ranks, kinds):
 
 def test_digits_benchmark():
     options = ("--seeds", "1", "--steps", "22", "--compression")  # none of these: only "none"
-    (row,) = result(output(1, "benchmarks/digits.py", *options))["rows"]
+    (row,) = result(output(1, "benchmarks/accuracy.py", *options))["rows"]
     assert (row["compression"], row["percent_of_dense"]) == ("none", 100)
 
 

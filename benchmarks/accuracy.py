@@ -1,6 +1,6 @@
 """What does compression cost in accuracy, and save in bytes, on handwritten digits?
 
-    python benchmarks/digits.py
+    python benchmarks/accuracy.py
 
 Runs ``mpicomp-launch -np 2 python examples/digits.py`` for each method and seed, with an equal
 number of steps, and reads what it prints.
@@ -72,7 +72,7 @@ def main() -> None:
         )
     plain = float(rows[0]["accuracy_mean"])
     holds = all(float(row["accuracy_mean"]) >= plain - POINTS for row in rows)
-    print(json.dumps({"benchmark": "digits", "rows": rows, "target": TARGET, "holds": holds}))
+    print(json.dumps({"benchmark": "accuracy", "rows": rows, "target": TARGET, "holds": holds}))
 
 
 if __name__ == "__main__":
