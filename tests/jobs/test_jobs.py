@@ -95,6 +95,21 @@ def test_the_wrong_mpirun_is_noticed(script: Callable[[str], str], environ: dict
         assert "mpicomp-launch" in run.stderr
 
 
+def test_after_shutdown_ranks_train_by_themselves(
+    launch: Callable[..., subprocess.CompletedProcess[str]], script: Callable[[str], str]
+) -> None:
+    path = script(
+        TRAIN
+        + "with opt.no_sync(): model(torch.ones(8, 64)).square().mean().backward()\n"
+        + "mpicomp.shutdown()\n"
+        + "opt.step()\nstep()\n"
+        + "sys.stdout.write(f'{model[0].weight.grad is not None}\\n')\n"
+    )
+    run = launch(2, path, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("True") == 2
+
+
 WORKERS = """
 import sys, torch, mpicomp
 from torch.utils.data import DataLoader, Dataset
