@@ -259,7 +259,6 @@ class Engine:
                 engine.close_step()
         self.finish()
 
-    @torch.no_grad()
     def synchronize(self) -> None:
         """Exchange what has been accumulated and not exchanged; nothing otherwise."""
         if self._progress.stopped:

@@ -118,18 +118,23 @@ def find(command: UserCommand, wanted: str | None, environ: Mapping[str, str]) -
     return find_launcher(library.family, Path(library.path), environ, described)
 
 
+def ask(words: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs a program for what it prints."""
+    return subprocess.run(
+        words,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=PROBE_SECONDS,
+    )
+
+
 def probe(python: Sequence[str], environ: Mapping[str, str]) -> Library:
     """Asks a Python which MPI its mpi4py loads, without initialising it."""
     try:
-        answer = subprocess.run(
-            [*python, "-c", PROBE],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PROBE_SECONDS,
-        )
+        answer = ask([*python, "-c", PROBE], environ)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{python[0]} must be a working Python, got: {error}") from error
     if answer.returncode:
@@ -189,15 +194,7 @@ def candidates(family: str | None, beside: Path, environ: Mapping[str, str]) -> 
 def identify(path: str, environ: Mapping[str, str]) -> Mpi | None:
     """Asks a launcher who it is; None if it is none that we know, or broken."""
     try:
-        answer = subprocess.run(
-            [path, "--version"],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PROBE_SECONDS,
-        )
+        answer = ask([path, "--version"], environ)
     except (OSError, subprocess.TimeoutExpired):
         return None
     for key, family in FAMILIES.items():

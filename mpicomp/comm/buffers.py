@@ -19,7 +19,10 @@ Buffer: TypeAlias = list[object]  # [memory, count, MPI datatype], as mpi4py tak
 # A single call takes at most this many elements: counts are 32-bit in MPI before version 4.
 MAX_COUNT = 2**30
 
-# Types that MPI can reduce. float16, bfloat16 and bool are reduced by our own code.
+# Floats for which MPI has no portable type: our own code adds them up, in float32.
+HALVES = frozenset({torch.float16, torch.bfloat16})
+
+# Types that MPI can reduce. Halves and bool are reduced by our own code.
 NATIVE = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,

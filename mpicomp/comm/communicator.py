@@ -16,7 +16,17 @@ from mpi4py import MPI
 from torch import Tensor
 
 from mpicomp.comm import halves
-from mpicomp.comm.buffers import MAX_COUNT, NATIVE, Buffer, buffer, check, memory, pieces, raw
+from mpicomp.comm.buffers import (
+    HALVES,
+    MAX_COUNT,
+    NATIVE,
+    Buffer,
+    buffer,
+    check,
+    memory,
+    pieces,
+    raw,
+)
 from mpicomp.comm.node import (
     SHARED_DIRECTORY,
     Combine,
@@ -25,6 +35,7 @@ from mpicomp.comm.node import (
     Window,
     exchange_texts,
     reduce_rows,
+    same,
 )
 from mpicomp.comm.staging import Staging
 from mpicomp.comm.waiting import Task, run, until
@@ -169,7 +180,7 @@ class Communicator:
         check(flat)
         if flat.dtype == torch.bool:
             flat, op = flat.view(torch.uint8), _LOGICAL[op]
-        known = flat.dtype in NATIVE or flat.dtype in halves.HALVES
+        known = flat.dtype in NATIVE or flat.dtype in HALVES
         if not known or (flat.is_complex() and op in (Op.MAX, Op.MIN)):
             raise TypeError(f"comm: dtype must be one that has a {op.value}, got {flat.dtype}")
         if self.size == 1 or flat.numel() == 0:
@@ -248,7 +259,7 @@ class Communicator:
         rows = node.next_half(flat.dtype, flat.numel())
         rows[node.rank].copy_(flat)
         yield from node.barrier()
-        if flat.dtype in halves.HALVES:
+        if flat.dtype in HALVES:
             reduce_rows(rows, [flat], _COMBINE[op], scale)  # reads the rows only: others do too
             return
         combine = _COMBINE[op]
@@ -259,14 +270,14 @@ class Communicator:
             flat.mul_(scale)
 
     def _reduce_mpi(self, comm: MPI.Comm, flat: Tensor, op: Op, scale: float | None) -> Task[None]:
-        if flat.dtype in halves.HALVES and op is not Op.SUM:
+        if flat.dtype in HALVES and op is not Op.SUM:
             wide = flat.float()
             yield from self._reduce_mpi(comm, wide, op, scale)
             flat.copy_(wide)
             return
         for piece in pieces(flat.numel(), self._max_count):
             part = flat[piece]
-            if part.dtype in halves.HALVES:
+            if part.dtype in HALVES:
                 yield from halves.sum_(comm, part, scale)
                 continue
             yield from until(comm.Iallreduce(MPI.IN_PLACE, buffer(part), _MPI_OP[op]))
@@ -349,6 +360,4 @@ class Communicator:
             return True
         if self.node is not None and self.hosts == 1:
             return (yield from self.node.same(digest))
-        extremes = torch.tensor([digest, -digest])
-        yield from until(self.comm.Iallreduce(MPI.IN_PLACE, buffer(extremes), MPI.MAX))
-        return bool(extremes[0] == -extremes[1])
+        return (yield from same(self.comm, digest))

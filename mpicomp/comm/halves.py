@@ -15,8 +15,6 @@ from mpicomp.comm.buffers import Buffer, memory
 from mpicomp.comm.node import reduce_rows
 from mpicomp.comm.waiting import Task, until
 
-HALVES = frozenset({torch.float16, torch.bfloat16})
-
 
 def sum_(comm: MPI.Comm, flat: Tensor, scale: float | None) -> Task[None]:
     """``flat`` (n,) becomes the sum over ranks times ``scale``, in place."""

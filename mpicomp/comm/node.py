@@ -24,7 +24,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from mpicomp.comm.buffers import buffer
+from mpicomp.comm.buffers import HALVES, buffer
 from mpicomp.comm.waiting import Task, run, until
 
 SHARED_DIRECTORY = "/dev/shm"
@@ -79,6 +79,13 @@ def exchange_texts(comm: MPI.Comm, text: str) -> Task[list[str]]:
         every[start : start + _TEXT_BYTES].rstrip(b"\0").decode(errors="replace")
         for start in range(0, len(every), _TEXT_BYTES)
     ]
+
+
+def same(comm: MPI.Comm, digest: int) -> Task[bool]:
+    """Whether all ranks of ``comm`` came with the same ``digest``: its largest is its least."""
+    extremes = torch.tensor([digest, -digest])
+    yield from until(comm.Iallreduce(MPI.IN_PLACE, buffer(extremes), MPI.MAX))
+    return bool(extremes[0] == -extremes[1])
 
 
 def _stride(rank_bytes: int) -> int:
@@ -175,9 +182,7 @@ class Node:
     def same(self, digest: int) -> Task[bool]:
         """A barrier that tells whether all ranks came with the same ``digest``."""
         if not self._use_flags:
-            extremes = torch.tensor([digest, -digest])
-            yield from until(self.comm.Iallreduce(MPI.IN_PLACE, buffer(extremes), MPI.MAX))
-            return bool(extremes[0] == -extremes[1])
+            return (yield from same(self.comm, digest))
         slot = 1 + (self._turn + 1) % 2  # a rank can be one turn ahead, never two
         self._flags[self.rank][slot] = digest
         yield from self.barrier()
@@ -220,7 +225,7 @@ def reduce_rows(
     it. 16-bit floats are accumulated and scaled in float32 and rounded once, at the end.
     """
     numel, dtype = rows[0].numel(), rows[0].dtype
-    widened = dtype in (torch.float16, torch.bfloat16)
+    widened = dtype in HALVES
     scratch = torch.empty(min(BLOCK_ELEMENTS, numel) if widened else 0)
     others = [t for t in targets if widened or t.data_ptr() != rows[0].data_ptr()]
     for start in range(0, numel, BLOCK_ELEMENTS):
