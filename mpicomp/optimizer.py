@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mpicomp import world as _world
+from mpicomp.compress.base import PRIVATE_SLOTS
 from mpicomp.compress.rules import Compression, resolve
 from mpicomp.engine import Engine
 from mpicomp.replicate import broadcast_optimizer_state, broadcast_parameters
@@ -224,7 +225,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             broadcast_parameters(self._named(), root_rank=root)
             broadcast_optimizer_state(self.optimizer, root_rank=root)
             for slot, tensors in engine.memory().items():
-                if slot != "residual":  # what all ranks remember alike
+                if slot not in PRIVATE_SLOTS:
                     broadcast_parameters(tensors, root_rank=root)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ from torch.nn import Parameter
 
 from mpicomp.ballot import Ballot, Mark
 from mpicomp.comm.waiting import Task
-from mpicomp.compress.base import all_finite
+from mpicomp.compress.base import PRIVATE_SLOTS, State, all_finite
 from mpicomp.errors import MpicompError
 from mpicomp.exchange import Group, Outcome, exchange
 from mpicomp.fusion import Buckets
@@ -255,7 +256,8 @@ class Step:
                 if agreed.bad:
                     bucket.flat.fill_(float("nan"))
                     continue
-                if self._active:
+                state = self._buckets.states[index]
+                with nullcontext() if self._active else _kept_private(state):
                     exchanged.commit(unused)
                 exchanged.mean.store_(bucket)
                 if self._scale != 1.0:
@@ -280,6 +282,16 @@ class Step:
         stats.wait_seconds += waited
         worked = stats.select_seconds + stats.communicate_seconds - self._worked_before
         stats.hidden_seconds += max(0.0, worked - waited)
+
+
+@contextmanager
+def _kept_private(state: State) -> Iterator[None]:
+    """A rank without data follows what all ranks share, and keeps what is its own."""
+    own = [tensor for slot in PRIVATE_SLOTS & state.keys() for tensor in state[slot].values()]
+    before = [tensor.clone() for tensor in own]
+    yield
+    for tensor, old in zip(own, before, strict=True):
+        tensor.copy_(old)
 
 
 def _values(grad: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from .base import (
     Max,
     Mean,
     Message,
-    Sparse,
     State,
     Sum,
     all_finite,
@@ -28,6 +27,7 @@ from .powersgd import PowerSGD
 from .registry import available, parse, register, spec_of
 from .rules import Compression, assign, resolve
 from .simulate import Simulation, StepResult, bucket_of, simulate
+from .sparse import Sparse, SparseMean
 from .topk import TopK
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "PowerSGD",
     "Simulation",
     "Sparse",
+    "SparseMean",
     "State",
     "StepResult",
     "Sum",

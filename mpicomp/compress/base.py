@@ -181,24 +181,6 @@ class Dense(Decoded):
         return all_finite(self.values)
 
 
-@dataclass(frozen=True, slots=True)
-class Sparse(Decoded):
-    """``values`` (k,) at distinct ``indices`` (k,) of the flat bucket, zero elsewhere."""
-
-    indices: Tensor
-    values: Tensor
-
-    def store_(self, bucket: Bucket) -> None:
-        bucket.flat.zero_()
-        bucket.flat[self.indices] = self.values.to(bucket.flat.dtype)
-
-    def subtract_(self, bucket: Bucket) -> None:
-        bucket.flat[self.indices] -= self.values
-
-    def is_finite(self) -> bool:
-        return all_finite(self.values)
-
-
 Commit: TypeAlias = Callable[[frozenset[str]], None]
 
 
@@ -224,6 +206,10 @@ class Exchanged:
 
 
 State: TypeAlias = dict[str, MutableMapping[str, Tensor] | Bucket]  # slot -> parameter -> tensor
+
+PRIVATE_SLOTS = frozenset({"residual", "residual_scale", "momentum", "velocity", "local_threshold"})
+"""Slots of a state that belong to one rank; every other slot is equal on all ranks."""
+
 Exchange: TypeAlias = Generator[Message, Answer, Exchanged]
 
 # --------------------------------------------------------------------------------- compressors
@@ -239,7 +225,11 @@ class Capabilities:
         linear: the payload of a sum is the sum of payloads, so it can be all-reduced.
         rounds: messages per exchange.
         min_ndim: tensors of fewer dimensions go dense.
-        mean_of_sent: law 2 holds (the mean over ranks of ``sent`` is ``mean``).
+        mean_of_sent: the mean over ranks of ``sent`` is ``mean``.
+        conserves: with error feedback nothing is lost: the sum of means and the mean residual add
+            up to the sum of mean gradients.
+        own_feedback: remembers what it has not sent itself; `Feedback` must not wrap it.
+        momentum: applies momentum before compression; the optimizer must not apply its own.
     """
 
     biased: bool
@@ -248,6 +238,9 @@ class Capabilities:
     rounds: int
     min_ndim: int = 0
     mean_of_sent: bool = True
+    conserves: bool = True
+    own_feedback: bool = False
+    momentum: bool = False
 
 
 class Compressor(abc.ABC):

@@ -36,6 +36,11 @@ class Feedback(Compressor):
                 f"feedback: inner must be a compressor without feedback, got {self.inner!r}; "
                 "use it as it is"
             )
+        if self.inner.capabilities.own_feedback:
+            raise ValueError(
+                f"feedback: inner must be a compressor without a memory of its own, got "
+                f"{self.inner!r}; use it as it is"
+            )
         if not self.inner.capabilities.biased:
             raise ValueError(
                 f"feedback: inner must be a biased compressor, got {self.inner!r}; use it as it "

@@ -9,19 +9,40 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpicomp.compress import Bucket, Message, Simulation, available, bucket_of, parse, simulate
+from mpicomp.compress import (
+    Bucket,
+    Feedback,
+    Message,
+    Simulation,
+    available,
+    bucket_of,
+    parse,
+    simulate,
+    with_feedback,
+)
+from mpicomp.compress.base import PRIVATE_SLOTS
 
 CASES = {
     "none": ["none"],
     "fp16": ["fp16"],
     "bf16": ["bf16"],
-    "topk": ["topk:density=0.1", "topk:density=0.1,error_feedback=false", "topk:density=0.6"],
+    # sketching
+    # low rank
     "powersgd": [
         "powersgd:rank=1",
         "powersgd:rank=2",
         "powersgd:rank=2,warm_start=false",
         "powersgd:rank=3,error_feedback=false",
     ],
+    # local selection
+    "topk": [
+        "topk:density=0.1",
+        "topk:density=0.1,error_feedback=false",
+        "topk:density=0.6",
+        "topk:density=0.1,union=true",
+    ],
+    # selection without build-up
+    # quantisation
 }
 EXACT = ["none", "topk:density=1", "powersgd:rank=1000"]
 SPECS = list(itertools.chain(*CASES.values()))
@@ -79,6 +100,14 @@ def loaded(spec: str, layout: str, size: int, dtype: torch.dtype, fill=None):
     return compressor, buckets, states
 
 
+def capabilities(spec: str):
+    return with_feedback(parse(spec)).capabilities
+
+
+def fed_back(spec: str) -> bool:
+    return isinstance(with_feedback(parse(spec)), Feedback)
+
+
 def test_every_registered_name_has_a_row():
     assert sorted(CASES) == available()
     assert all(spec.split(":")[0] == name for name, specs in CASES.items() for spec in specs)
@@ -98,7 +127,7 @@ def test_law_1_ranks_agree_bit_for_bit(spec, layout, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("layout", MATRICES)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [s for s in SPECS if capabilities(s).mean_of_sent])
 def test_law_2_the_mean_is_the_mean_of_what_was_sent(spec, layout, size):
     compressor, buckets, states = loaded(spec, layout, size, torch.float64)
     before = [bucket.flat.clone() for bucket in buckets]
@@ -117,7 +146,7 @@ def test_law_2_the_mean_is_the_mean_of_what_was_sent(spec, layout, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("spec", [s for s in SPECS if "feedback=false" not in s])
+@pytest.mark.parametrize("spec", [s for s in SPECS if fed_back(s) and capabilities(s).conserves])
 def test_law_3_feedback_loses_nothing(spec, dtype, size):
     params = typed("mixed", dtype)
     simulation = Simulation(spec, params, size=size)
@@ -129,8 +158,9 @@ def test_law_3_feedback_loses_nothing(spec, dtype, size):
         means.append(simulation.step(scaled, scale=scale).means[0])
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-5}[dtype]
     for group in simulation.groups:
-        if "residual" not in group.states[0]:
-            continue
+        assert ("residual" in group.states[0]) == isinstance(group.compressor, Feedback)
+        if not isinstance(group.compressor, Feedback):
+            continue  # vectors, and what the method does not help
         for name in group.buckets[0]:
             total = 4 * averaged(means, name) + averaged(
                 [state["residual"] for state in group.states], name
@@ -138,9 +168,38 @@ def test_law_3_feedback_loses_nothing(spec, dtype, size):
             torch.testing.assert_close(
                 total, 4 * averaged(given, name), rtol=tolerance, atol=tolerance
             )
-    assert any("residual" in group.states[0] for group in simulation.groups) == (
-        spec.split(":")[0] in ("topk", "powersgd") and spec != "topk:density=0.6"
-    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_ranks_share_all_memory_but_what_is_private(spec, size):
+    params = LAYOUTS["mixed"]
+    simulation = Simulation(spec, params, size=size)
+    for step in range(3):
+        simulation.step(gradients(params, size, step))
+    for group in simulation.groups:
+        for slot in group.states[0].keys() - PRIVATE_SLOTS:
+            for name, first in group.states[0][slot].items():
+                assert all(torch.equal(first, state[slot][name]) for state in group.states)
+        for state in group.states:
+            assert all(slot.keys() <= set(params) for slot in state.values())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_settings_say_what_happens(spec):
+    """A method with memory says so, and rounds are as declared."""
+    compressor, buckets, states = loaded(spec, "mixed", 3, torch.float32)
+    if compressor.capabilities.min_ndim:
+        compressor, buckets, states = loaded(spec, "matrix", 3, torch.float32)
+    assert bool(states[0]) == compressor.capabilities.stateful
+    rounds = []
+    for _ in range(3):
+        messages: list[Message] = []
+        outcomes = simulate(compressor, buckets, states, tap=lambda r, m: messages.append(m))  # noqa: B023
+        for outcome in outcomes:
+            outcome.commit(frozenset())
+        rounds.append(len(messages) / 3)
+    assert max(rounds[1:]) <= compressor.capabilities.rounds
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -41,8 +41,8 @@ def test_values_take_the_types_of_the_fields():
         ("topkk", "name must be one of bf16, .*, got 'topkk'; did you mean 'topk'?"),
         ("PowerSGD", "did you mean 'powersgd'?"),
         ("", "name must be one of .*, got ''$"),
-        ("topk:densty=0.1", "topk option must be one of density, error_feedback, got 'densty'; "
-         "did you mean 'density'?"),
+        ("topk:densty=0.1", "topk option must be one of density, error_feedback, union, got "
+         "'densty'; did you mean 'density'?"),
         ("none:rank=2", "none option must be absent, there are none, got 'rank'"),
         ("topk:", "topk option must be one of .*, got ''"),
         ("topk:density", "topk option must be density=<value>, once, got 'density'"),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpicomp.compress import Feedback, Gather, Mean, TopK, bucket_of, simulate
-from mpicomp.compress.topk import index_dtype
+from mpicomp.compress.sparse import index_dtype
 
 
 def exchange(compressor, rows, *, dtype=torch.float32):
