@@ -2,7 +2,7 @@
 
 References: Y. Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for
 Distributed Training", ICLR 2018, section 3 (momentum correction and momentum factor masking);
-N. Ivkin et al., "Communication-efficient Distributed SGD with Sketching", NeurIPS 2019, algorithm 3.
+N. Ivkin et al., "Communication-efficient Distributed SGD with Sketching", NeurIPS 2019, alg. 3.
 """
 
 from __future__ import annotations
