@@ -31,6 +31,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=660, help="optimizer steps; 22 are an epoch")
     parser.add_argument("--batch", type=int, default=64, help="samples a step, over all ranks")
     parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument(
+        "--momentum", type=float, default=0.9, help="0 with methods that apply their own, like dgc"
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -75,7 +78,9 @@ def main() -> None:
     torch.manual_seed(args.seed)
     train, held_out = load_data()
     model = build_model()
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(
+        model.parameters(), lr=args.lr, momentum=args.momentum
+    )
 
     # (1) each rank reads another part of the data
     sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from mpicomp import world as _world
-from mpicomp.compress.base import PRIVATE_SLOTS
-from mpicomp.compress.rules import Compression, resolve
+from mpicomp.compress.base import PRIVATE_SLOTS, Compressor
+from mpicomp.compress.rules import Compression, alone, resolve
 from mpicomp.engine import Engine
 from mpicomp.replicate import broadcast_optimizer_state, broadcast_parameters
 
@@ -40,7 +40,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     The optimizer that is wrapped stays the user's: its class, state, parameter groups and hooks
     are used through this object, so schedulers, gradient scalers and clipping work unchanged.
-    Building one is collective. With one rank it does nothing but delegate.
+    Building one is collective. With one rank it does nothing but delegate,
+    unless the compressor applies momentum.
 
     Args:
         optimizer: any `torch.optim.Optimizer`.
@@ -57,7 +58,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         fusion_mb: size of a bucket of gradients, in MB (2**20 bytes).
 
     Raises:
-        ValueError: an argument does not fit; names are missing or not unique.
+        ValueError: an argument does not fit; names are missing or not unique; momentum would be
+            applied twice.
         MismatchError: the ranks do not hold the same model; on every rank.
     """
 
@@ -97,7 +99,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self._names = dict(named_parameters or ())
         self._compression = settings.compression if compression is None else compression
-        resolve(self._compression)
+        self._refuse_second_momentum(optimizer.param_groups)
         self._fusion_mb = fusion_mb
         self._grad_scaler = grad_scaler
         self.backward_passes_per_step = backward_passes_per_step
@@ -115,10 +117,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._no_sync = False
         self._engine: Engine | None = None
         params = self._named()
-        if _world.size() > 1:
+        if _world.size() > 1 or self._momentum_methods():
             self._engine = Engine(
                 params,
-                self._compression,
+                self._compression if _world.size() > 1 else alone(self._compression),
                 bucket_bytes=self._fusion_mb * 2**20,
                 loss_scale=self._loss_scale,
                 holding=self._holding,
@@ -135,6 +137,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for place, param in enumerate(group["params"])
             if number >= first_group
         ]
+
+    def _momentum_methods(self) -> list[Compressor]:
+        """Compressors that apply momentum themselves; with one rank too."""
+        return [c for _, c in resolve(self._compression) if c.capabilities.momentum]
+
+    def _refuse_second_momentum(self, groups: Iterable[dict[str, Any]]) -> None:
+        for method in self._momentum_methods():
+            for group in groups:
+                momentum = group.get("momentum") or group.get("betas", (0.0,))[0]
+                if momentum:
+                    raise ValueError(
+                        f"DistributedOptimizer: optimizer must have momentum 0 with {method}, "
+                        f"which applies momentum before it compresses, got {momentum}; set it to 0 "
+                        "in one of the two"
+                    )
 
     def _loss_scale(self) -> float:
         scaler = self._grad_scaler
@@ -230,6 +247,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the wrapped optimizer; on all ranks alike."""
+        self._refuse_second_momentum([{**self.optimizer.defaults, **param_group}])
         known = len(self.optimizer.param_groups)
         self.optimizer.add_param_group(param_group)
         if self._engine is not None:

@@ -24,11 +24,15 @@ from .cast import BFloat16, Float16
 from .dense import NoCompression
 from .feedback import Feedback, with_feedback
 from .powersgd import PowerSGD
-from .registry import available, parse, register, spec_of
+from .registry import available, register
 from .rules import Compression, assign, resolve
 from .simulate import Simulation, StepResult, bucket_of, simulate
 from .sparse import Sparse, SparseMean
+from .specs import parse, spec_of
+from .start_after import StartAfter
 from .topk import TopK
+from .values import Values
+from .warmup import Warmup
 
 __all__ = [
     "AllToAll",
@@ -55,10 +59,13 @@ __all__ = [
     "Simulation",
     "Sparse",
     "SparseMean",
+    "StartAfter",
     "State",
     "StepResult",
     "Sum",
     "TopK",
+    "Values",
+    "Warmup",
     "all_finite",
     "assign",
     "available",

@@ -197,7 +197,8 @@ class Exchanged:
         sent: what this rank's messages decode to; its mean over ranks is ``mean``.
         commit: makes the changes to the state, which ``exchange`` left as it was. Called before
             ``mean`` is stored, and only when all ranks agreed that the step is good. It leaves
-            the memory of the parameters named in ``skip`` (used on no rank) alone.
+            the memory of the parameters named in ``skip`` (used on no rank) alone, and may use the
+            bucket as scratch memory.
     """
 
     mean: Decoded
@@ -230,6 +231,8 @@ class Capabilities:
             up to the sum of mean gradients.
         own_feedback: remembers what it has not sent itself; `Feedback` must not wrap it.
         momentum: applies momentum before compression; the optimizer must not apply its own.
+        gathers_values: hands over the values it has chosen in a gather, beside their indices, and
+            takes what it sent from the answer; they may be quantised on the way.
     """
 
     biased: bool
@@ -241,6 +244,7 @@ class Capabilities:
     conserves: bool = True
     own_feedback: bool = False
     momentum: bool = False
+    gathers_values: bool = False
 
 
 class Compressor(abc.ABC):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from .base import Compressor
 from .dense import NoCompression
 from .feedback import with_feedback
-from .registry import parse
+from .specs import parse
+from .wrapper import innermost
 
 Method: TypeAlias = Compressor | str | None
 Compression: TypeAlias = Method | Mapping[str, Method]
@@ -41,6 +43,11 @@ def resolve(compression: Compression) -> Rules:
     return tuple((pattern, _method(method)) for pattern, method in compression.items())
 
 
+def alone(compression: Compression) -> dict[str, Compressor]:
+    """The rules for a single rank: nothing is compressed, momentum is applied where it was."""
+    return {pattern: _uncompressed(method) for pattern, method in resolve(compression)}
+
+
 def assign(
     compression: Compression, entries: Iterable[tuple[str, tuple[int, ...], torch.dtype]]
 ) -> dict[str, Compressor]:
@@ -68,6 +75,14 @@ def assign(
                     "(pass model= to DistributedOptimizer for the names in the model)"
                 )
     return {name: _effective(_match(rules, name), shape, dtype) for name, shape, dtype in params}
+
+
+def _uncompressed(compressor: Compressor) -> Compressor:
+    if not compressor.capabilities.momentum:
+        return NoCompression()
+    method: Any = innermost(compressor)
+    dense: Compressor = dataclasses.replace(method, density=1.0)
+    return dense
 
 
 def _method(method: object) -> Compressor:

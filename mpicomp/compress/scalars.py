@@ -34,11 +34,11 @@ def steps(bucket: Bucket) -> dict[str, Tensor]:
     return {name: torch.zeros((), dtype=torch.int64) for name in bucket}
 
 
-def step_of(state: State) -> int:
-    """How many steps the bucket has taken, by its slot ``step``."""
-    return max((int(tensor) for tensor in state["step"].values()), default=0)
+def step_of(state: State, slot: str = "step") -> int:
+    """How many steps the bucket has taken."""
+    return max((int(tensor) for tensor in state[slot].values()), default=0)
 
 
-def count_step(state: State, skip: frozenset[str]) -> None:
+def count_step(state: State, skip: frozenset[str], slot: str = "step") -> None:
     """One step more, but for the parameters named in ``skip``."""
-    set_scalar(state, "step", step_of(state) + 1, skip)
+    set_scalar(state, slot, step_of(state, slot) + 1, skip)

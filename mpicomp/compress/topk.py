@@ -36,8 +36,14 @@ class TopK(Sparsifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        rounds = 2 if self.union else 1
-        return Capabilities(biased=True, stateful=False, linear=False, rounds=rounds, min_ndim=2)
+        return Capabilities(
+            biased=True,
+            stateful=False,
+            linear=False,
+            rounds=2 if self.union else 1,
+            min_ndim=2,
+            gathers_values=not self.union,
+        )
 
     def exchange(self, bucket: Bucket, state: State) -> Exchange:
         flat = bucket.flat

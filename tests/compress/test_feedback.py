@@ -136,3 +136,25 @@ def test_feedback_goes_where_it_is_due():
     assert with_feedback(Feedback(TopK())) == Feedback(TopK())
     assert Feedback(PowerSGD()).capabilities.rounds == 2
     assert Feedback(TopK()).capabilities.stateful
+
+
+def test_decay_by_hand():
+    simulation = Simulation("topk:density=0.125,decay=0.5", PARAMS, size=1)
+    simulation.step([row(4, 2)])
+    assert residual(simulation)[:2] == [0, 1]
+    simulation.step([row(4, 2)])
+    assert residual(simulation)[:2] == [0, 1.5]
+
+
+def test_low_pass_by_hand():
+    simulation = Simulation("topk:density=0.125,low_pass=0.25", PARAMS, size=1)
+    simulation.step([row(4, 2)])
+    assert residual(simulation)[:2] == [0, 0.5]
+    simulation.step([row(4, 2)])  # 0.5 + 0.25 (2.5 - 0 - 0.5)
+    assert residual(simulation)[:2] == [0, 1.0]
+
+
+def test_an_altered_memory_does_not_claim_to_conserve():
+    assert Feedback(TopK()).capabilities.conserves
+    for options in ({"decay": 0.9}, {"low_pass": 0.5}, {"residual": "bf16"}):
+        assert not Feedback(TopK(), **options).capabilities.conserves
