@@ -22,6 +22,7 @@ from .base import (
 )
 from .cast import BFloat16, Float16
 from .dense import NoCompression
+from .dgc import DGC
 from .feedback import Feedback, with_feedback
 from .powersgd import PowerSGD
 from .registry import available, parse, register, spec_of
@@ -31,6 +32,7 @@ from .sparse import Sparse, SparseMean
 from .topk import TopK
 
 __all__ = [
+    "DGC",
     "AllToAll",
     "BFloat16",
     "Broadcast",
