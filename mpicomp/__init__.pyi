@@ -41,6 +41,9 @@ from mpicomp.collectives import (
     reducescatter as reducescatter,
 )
 from mpicomp.compress import (
+    DGC as DGC,
+)
+from mpicomp.compress import (
     BFloat16 as BFloat16,
 )
 from mpicomp.compress import (

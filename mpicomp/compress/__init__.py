@@ -22,6 +22,7 @@ from .base import (
 )
 from .cast import BFloat16, Float16
 from .dense import NoCompression
+from .dgc import DGC
 from .feedback import Feedback, with_feedback
 from .powersgd import PowerSGD
 from .registry import available, register
@@ -35,6 +36,7 @@ from .values import Values
 from .warmup import Warmup
 
 __all__ = [
+    "DGC",
     "AllToAll",
     "BFloat16",
     "Broadcast",

@@ -35,6 +35,12 @@ CASES = {
         "powersgd:rank=3,error_feedback=false",
     ],
     # local selection
+    "dgc": [
+        "dgc:density=0.05",
+        "dgc:density=0.1,momentum=0.5,nesterov=true,clip=1.0",
+        "dgc:density=0.6",
+        "dgc:density=0.1,momentum=0.0",
+    ],
     "topk": [
         "topk:density=0.1",
         "topk:density=0.1,error_feedback=false",
@@ -48,7 +54,7 @@ CASES = {
     # selection without build-up
     # quantisation
 }
-EXACT = ["none", "topk:density=1", "powersgd:rank=1000"]
+EXACT = ["none", "dgc:density=1", "topk:density=1", "powersgd:rank=1000"]
 SPECS = list(itertools.chain(*CASES.values()))
 SIZES = [1, 2, 3, 5]
 LAYOUTS = {
