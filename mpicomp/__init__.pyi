@@ -41,6 +41,9 @@ from mpicomp.collectives import (
     reducescatter as reducescatter,
 )
 from mpicomp.compress import (
+    ACPSGD as ACPSGD,
+)
+from mpicomp.compress import (
     BFloat16 as BFloat16,
 )
 from mpicomp.compress import (

@@ -1,5 +1,6 @@
 """Gradient compressors: what travels between ranks, without knowing how it travels."""
 
+from .acpsgd import ACPSGD
 from .base import (
     AllToAll,
     Broadcast,
@@ -31,6 +32,7 @@ from .sparse import Sparse, SparseMean
 from .topk import TopK
 
 __all__ = [
+    "ACPSGD",
     "AllToAll",
     "BFloat16",
     "Broadcast",

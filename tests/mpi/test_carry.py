@@ -205,7 +205,12 @@ SPECS = {
     "fp16": ["fp16"],
     "bf16": ["bf16"],
     "topk": ["topk:density=0.1", "topk:density=0.6", "topk:error_feedback=false,density=0.02"],
-    "powersgd": ["powersgd:rank=2", "powersgd:rank=1,warm_start=false"],
+    "acpsgd": ["acpsgd", "acpsgd:rank=1"],
+    "powersgd": [
+        "powersgd:rank=2",
+        "powersgd:rank=1,warm_start=false",
+        "powersgd:rank=1,local_residual=true,iterations=2",
+    ],
 }
 PARAMS = {
     "matrix": torch.empty(24, 16),
