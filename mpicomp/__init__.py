@@ -42,6 +42,7 @@ _HOME = {
         "broadcast_parameters",
     ),
     "mpicomp.compress": ("DGC", "BFloat16", "Float16", "NoCompression", "PowerSGD", "TopK"),
+    "mpicomp.compress": ("ACPSGD", "BFloat16", "Float16", "NoCompression", "PowerSGD", "TopK"),
     "mpicomp.errors": ("MismatchError", "MpicompError", "StallError"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

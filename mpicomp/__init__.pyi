@@ -42,6 +42,7 @@ from mpicomp.collectives import (
 )
 from mpicomp.compress import (
     DGC as DGC,
+    ACPSGD as ACPSGD,
 )
 from mpicomp.compress import (
     BFloat16 as BFloat16,

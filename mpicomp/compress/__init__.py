@@ -1,5 +1,6 @@
 """Gradient compressors: what travels between ranks, without knowing how it travels."""
 
+from .acpsgd import ACPSGD
 from .base import (
     AllToAll,
     Broadcast,
@@ -37,6 +38,7 @@ from .warmup import Warmup
 
 __all__ = [
     "DGC",
+    "ACPSGD",
     "AllToAll",
     "BFloat16",
     "Broadcast",

@@ -31,10 +31,12 @@ def no_seed(bucket: Bucket) -> dict[str, Tensor]:
 def agreed_seed(seed: int, state: State) -> Generator[Message, Answer, int]:
     """Rank 0's ``seed``: broadcast in a bucket's first step, then taken from the slot ``seed``.
 
-    The commit has to put it there, with `set_scalar`.
+    The commit has to put it there, with `set_scalar`. Any integer will do; a negative one comes
+    out as another, from 0 up.
     """
     known = {int(tensor) for tensor in state["seed"].values()}
     if len(known) == 1 and known != {-1}:
         return known.pop()
-    (answer,) = yield Broadcast((torch.tensor([seed], dtype=torch.int64),))
+    own = torch.tensor([seed % 2**63], dtype=torch.int64)  # -1 is no seed
+    (answer,) = yield Broadcast((own,))
     return int(answer)

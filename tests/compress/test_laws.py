@@ -33,6 +33,13 @@ CASES = {
         "powersgd:rank=2",
         "powersgd:rank=2,warm_start=false",
         "powersgd:rank=3,error_feedback=false",
+        "powersgd:local_residual=true,min_compression_rate=0",
+        "powersgd:rank=1,iterations=2",
+    ],
+    "acpsgd": [
+        "acpsgd",
+        "acpsgd:rank=1,min_compression_rate=0",
+        "acpsgd:rank=2,error_feedback=false",
     ],
     # local selection
     "dgc": [
@@ -54,7 +61,14 @@ CASES = {
     # selection without build-up
     # quantisation
 }
-EXACT = ["none", "dgc:density=1", "topk:density=1", "powersgd:rank=1000"]
+EXACT = [
+    "none",
+    "dgc:density=1",
+    "topk:density=1",
+    "powersgd:rank=1000",
+    "powersgd:rank=1000,iterations=2",
+    # others
+]
 SPECS = list(itertools.chain(*CASES.values()))
 SIZES = [1, 2, 3, 5]
 LAYOUTS = {
@@ -215,23 +229,31 @@ def test_settings_say_what_happens(spec):
 def test_law_4_messages_do_not_depend_on_values(spec):
     params = LAYOUTS["mixed"]
 
-    def messages(change, steps: int) -> list[tuple[object, ...]]:
+    def messages(*changes) -> list[tuple[object, ...]]:
+        """What is sent until a step is bad, after which all is as it was before that step."""
         seen: list[tuple[object, ...]] = []
 
         def tap(rank: int, message: Message) -> None:
             seen.append((rank, type(message), [(t.dtype, t.dim()) for t in message.tensors]))
 
         simulation = Simulation(spec, params, size=3, tap=tap)
-        for step in range(steps):
+        for step, change in enumerate(changes):
             grads = gradients(params, 3, step)
-            simulation.step([{n: change(g) for n, g in rank.items()} for rank in grads])
+            result = simulation.step([{n: change(g) for n, g in rank.items()} for rank in grads])
+            if not result.good:
+                break
         return seen
 
-    usual = messages(lambda g: g, 3)
+    def same(grad: Tensor) -> Tensor:
+        return grad
+
+    usual = messages(same, same)
     assert usual
-    for change in (torch.zeros_like, torch.ones_like, lambda g: g * 1e30):
-        assert messages(change, 3) == usual
-    assert messages(lambda g: g / 0, 1) == messages(lambda g: g, 1)  # a bad step does not count
+    for change in (torch.zeros_like, torch.ones_like, lambda g: g * 1e30, lambda g: g / 0):
+        twice = messages(change, change)
+        assert twice
+        assert twice == usual[: len(twice)]
+        assert messages(same, change) == usual
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

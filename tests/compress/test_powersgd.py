@@ -1,67 +1,13 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mpicomp.compress import Feedback, PowerSGD, Simulation, assign, bucket_of, simulate
-from mpicomp.compress.powersgd import LowRank, orthonormal
-
-# ------------------------------------------------------------------ shapes of published models
-
-
-def batch_norm(name, channels):
-    return {f"{name}.weight": (channels,), f"{name}.bias": (channels,)}
-
-
-def resnet18_cifar():
-    shapes = {"conv1": (64, 3, 3, 3)} | batch_norm("bn1", 64)
-    channels = 64
-    for stage, width in enumerate([64, 128, 256, 512]):
-        for block in range(2):
-            name = f"{stage}.{block}"
-            shapes |= {f"{name}.conv1": (width, channels, 3, 3)} | batch_norm(f"{name}.1", width)
-            shapes |= {f"{name}.conv2": (width, width, 3, 3)} | batch_norm(f"{name}.2", width)
-            if channels != width:
-                shapes |= {f"{name}.down": (width, channels, 1, 1)} | batch_norm(f"{name}.3", width)
-            channels = width
-    return shapes | {"fc.weight": (10, 512), "fc.bias": (10,)}
-
-
-def lstm_wikitext2():
-    shapes = {"encoder": (28869, 650), "decoder.bias": (28869,)}  # the decoder is tied
-    for layer in range(3):
-        for side in ("ih", "hh"):
-            shapes |= {f"w_{side}{layer}": (2600, 650), f"b_{side}{layer}": (2600,)}
-    return shapes
-
-
-@pytest.mark.parametrize(
-    ("shapes", "rank", "dense", "floats"),
-    [
-        (resnet18_cifar(), 1, 11_173_962, 45_935),
-        (resnet18_cifar(), 2, 11_173_962, 82_260),
-        (resnet18_cifar(), 4, 11_173_962, 154_910),
-        (resnet18_cifar(), 7, 11_173_962, 263_885),
-        (lstm_wikitext2(), 1, 28_949_319, 93_488),
-        (lstm_wikitext2(), 2, 28_949_319, 142_507),
-        (lstm_wikitext2(), 4, 28_949_319, 240_545),
-    ],
-)
-def test_floats_sent_for_published_models(shapes, rank, dense, floats):
-    params = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    assert sum(p.numel() for p in params.values()) == dense
-    chosen = assign(PowerSGD(rank), ((n, tuple(p.shape), p.dtype) for n, p in params.items()))
-    sent = 0
-    for compressor in dict.fromkeys(chosen.values()):
-        members = {n: p for n, p in params.items() if chosen[n] == compressor}
-        bucket = bucket_of(members, torch.float32, rank=0, size=2)
-        run = compressor.exchange(bucket, compressor.init(bucket))
-        message, rounds = next(run), compressor.capabilities.rounds
-        for left in reversed(range(rounds)):
-            sent += message.num_bytes
-            if left:
-                message = run.send(message.tensors)
-    assert sent == 4 * floats
+from mpicomp.compress import Feedback, PowerSGD, Simulation, bucket_of, simulate
 
 
 @pytest.mark.parametrize(
@@ -148,6 +94,67 @@ def test_without_warm_start_every_step_draws_anew():
     assert not torch.allclose(first, second)
 
 
+def test_warm_start_converges_at_the_square_of_the_ratio_of_singular_values():
+    left, right = (torch.linalg.qr(normal(20, 6, seed=seed)).Q for seed in range(2))
+    values = torch.tensor([5.0, 4.0, 2.0, 1.0, 0.5, 0.25], dtype=torch.float64)
+    matrix = {"w": (left * values) @ right.mT}
+    best = (left[:, :2] * values[:2]) @ right[:, :2].mT
+    simulation = Simulation("powersgd:rank=2,error_feedback=false", matrix, size=1)
+    errors = [float((simulation.step([matrix]).means[0]["w"] - best).norm()) for _ in range(13)]
+    for before, after in itertools.pairwise(errors[8:]):
+        assert after / before == pytest.approx((2 / 4) ** 2, rel=0.01)
+
+
+def test_iterations_are_steps_of_a_warm_start():
+    """On a gradient that does not change, three iterations are three steps of one."""
+    matrix = {"w": normal(12, 10)}
+    spec = "powersgd:rank=2,error_feedback=false,min_compression_rate=0"
+    steps, at_once = (Simulation(f"{spec},iterations={i}", matrix, size=1) for i in (1, 3))
+    for _ in range(2):
+        for _ in range(3):
+            expected = steps.step([matrix]).means[0]["w"]
+        torch.testing.assert_close(at_once.step([matrix]).means[0]["w"], expected)
+
+
+def test_many_iterations_find_the_best_approximation():
+    parts = [normal(15, 10, seed=seed) for seed in range(3)]
+    u, s, vh = torch.linalg.svd(sum(parts) / 3)
+    best = (u[:, :2] * s[:2]) @ vh[:2]
+    out = one_step(PowerSGD(rank=2, iterations=200), parts)[0]
+    torch.testing.assert_close(out, best)
+    assert float((one_step(PowerSGD(rank=2), parts)[0] - best).norm()) > 0.1
+
+
+@pytest.mark.parametrize("iterations", [0, 1.5])
+def test_iterations_are_checked(iterations):
+    with pytest.raises(ValueError, match="powersgd: iterations must be an integer from 1 up"):
+        PowerSGD(iterations=iterations)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 9),
+    m=st.integers(1, 9),
+    rank=st.integers(1, 10),
+    true_rank=st.integers(0, 9),
+    size=st.integers(1, 4),
+    iterations=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)
+def test_whatever_the_matrix_it_is_a_projection(n, m, rank, true_rank, size, iterations, seed):
+    mean = low_rank(n, m, min(n, m, true_rank), seed=seed)
+    noise = [normal(n, m, seed=seed + 7 + r) for r in range(size)]
+    parts = [mean + part - sum(noise) / size for part in noise]
+    out, p, _, state = one_step(PowerSGD(rank=rank, iterations=iterations), parts)
+    torch.testing.assert_close(p.mT @ p, torch.eye(p.shape[1], dtype=p.dtype))
+    torch.testing.assert_close(out, p @ (p.mT @ mean), rtol=1e-9, atol=1e-9)
+    left = (mean - out).square().sum()
+    torch.testing.assert_close(mean.square().sum(), out.square().sum() + left)
+    assert left < 1e-16 or rank < min(n, m, true_rank)
+    assert state["q"]["w"].isfinite().all()
+    assert (state["q"]["w"] != 0).any(0).all()  # no column is lost
+
+
 def test_two_steps_by_hand():
     """Rank 1 of diag(3, 1), whatever the start: P = Mq, out = P P^T M / |P|^2, q' = M^T P."""
     matrix = torch.diag(torch.tensor([3.0, 1.0], dtype=torch.float64))
@@ -156,6 +163,7 @@ def test_two_steps_by_hand():
     state = compressor.init(bucket)
     a, b = 1.0, 2.0
     state["q"]["w"].copy_(torch.tensor([[a], [b]]))
+    state["step"]["w"].fill_(1)  # a first step would draw
     for _ in range(2):
         bucket["w"].copy_(matrix)
         (outcome,) = simulate(compressor, [bucket], [state])
@@ -164,13 +172,16 @@ def test_two_steps_by_hand():
         p = torch.tensor([[3 * a], [b]], dtype=torch.float64)
         torch.testing.assert_close(bucket["w"], p @ p.mT @ matrix / p.square().sum())
         a, b = 9 * a, b
-    assert state["step"]["w"].item() == 2
+    assert state["step"]["w"].item() == 3
 
 
 # -------------------------------------------------------------------------- gradients gone bad
 
 
-@pytest.mark.parametrize("spec", ["powersgd:rank=2", "powersgd:rank=2,error_feedback=false"])
+@pytest.mark.parametrize(
+    "spec",
+    ["powersgd:rank=2", "powersgd:rank=2,error_feedback=false", "powersgd:rank=2,iterations=2"],
+)
 def test_recovery_after_zero_gradients(spec):
     zeros, grads = {"w": torch.zeros(20, 15)}, {"w": low_rank(20, 15, 2).float()}
     simulation = Simulation(spec, zeros, size=2)
@@ -199,54 +210,31 @@ def test_a_column_of_rounding_noise_begins_anew_and_a_live_one_stays():
     assert kept[:, 1].abs().max() != 1.0  # drawn, while what is kept is scaled to 1
 
 
+@pytest.mark.parametrize("iterations", [1, 3])
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1e12, 1e30])
-def test_the_size_of_gradients_does_not_matter(size):
+def test_the_size_of_gradients_does_not_matter(size, iterations):
     grads = {"w": low_rank(20, 15, 2).float() * size}
-    simulation = Simulation("powersgd:rank=2,error_feedback=false", grads, size=2)
+    spec = f"powersgd:rank=2,error_feedback=false,iterations={iterations}"
+    simulation = Simulation(spec, grads, size=2)
     for _ in range(3):
         out = simulation.step([grads, grads]).means[0]["w"]
     torch.testing.assert_close(out / size, grads["w"] / size, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("columns", ["zero", "equal", "middle", "single"])
-def test_orthonormal_whatever_the_columns(columns):
-    matrix = normal(50, 3).float()
-    if columns == "zero":
-        matrix.zero_()
-    elif columns == "equal":
-        matrix[:, 1:] = matrix[:, :1]
-    elif columns == "middle":
-        matrix[:, 1] = 0.0
-    else:
-        matrix[:] = 0.0
-        matrix[7, 2] = 1e-20
-    (basis,) = orthonormal([matrix])
-    moved = torch.zeros(151)[1:].view(50, 3).copy_(matrix)  # memory aligned in another way
-    assert torch.equal(basis, orthonormal([moved])[0])
-    torch.testing.assert_close(basis.mT @ basis, torch.eye(3))
-    torch.testing.assert_close(basis @ (basis.mT @ matrix), matrix, rtol=1e-5, atol=1e-6)
-
-
-def test_matrices_of_one_shape_keep_their_places():
-    matrices = [normal(8, 2), normal(9, 2), normal(8, 2, seed=1), normal(8, 1)]
-    for matrix, basis in zip(matrices, orthonormal(matrices), strict=True):
-        torch.testing.assert_close(basis @ (basis.mT @ matrix), matrix)
 
 
 # ------------------------------------------------------------------------------ state, layouts
 
 
 def test_the_start_depends_on_seed_and_name_alone():
-    def start(seed, params, rank):
-        bucket = bucket_of(params, torch.float32, rank=rank, size=3)
-        return PowerSGD(seed=seed).init(bucket)["q"]["w"]
+    grads = {"w": normal(7, 6), "v": normal(7, 6)}
 
-    w, other = torch.empty(7, 6), torch.empty(5, 5)
-    assert torch.equal(start(0, {"w": w}, 0), start(0, {"v": other, "w": w}, 2))
-    assert not torch.equal(start(0, {"w": w}, 0), start(1, {"w": w}, 0))
-    both = PowerSGD().init(bucket_of({"w": w, "v": w}, torch.float32, rank=0, size=1))["q"]
-    assert both["w"].shape == (6, 2)
-    assert not torch.equal(both["w"], both["v"])
+    def step(seed, names, name="w", grad=grads["w"]):
+        given = dict.fromkeys(names, grad)
+        simulation = Simulation(PowerSGD(rank=1, seed=seed, error_feedback=False), given, size=1)
+        return simulation.step([given]).means[0][name]
+
+    assert torch.equal(step(0, "w"), step(0, "vw"))
+    assert not torch.allclose(step(0, "w"), step(1, "w"))
+    assert not torch.allclose(step(0, "vw"), step(0, "vw", "v"))
 
 
 def test_skipped_parameters_keep_their_factor():
@@ -278,15 +266,6 @@ def test_layouts_do_not_change_the_mathematics():
         torch.testing.assert_close(out, grads, rtol=1e-4, atol=1e-5)
 
 
-def test_low_rank_into_another_precision():
-    bucket = bucket_of({"w": torch.empty(4, 3)}, torch.bfloat16, rank=0, size=1)
-    p, q = normal(4, 1).float(), normal(3, 1, seed=1).float()
-    LowRank((("w", p, q),)).store_(bucket)
-    torch.testing.assert_close(bucket["w"], (p @ q.mT).bfloat16())
-    LowRank((("w", p, q),)).subtract_(bucket)
-    assert bucket["w"].abs().max() < 0.02
-
-
 def test_the_residual_is_taken_against_the_mean():
     """Each rank keeps what the mean lacks of its own gradient, as in the authors' experiments."""
     grads = [{"w": normal(12, 9, seed=seed)} for seed in range(2)]
@@ -294,3 +273,19 @@ def test_the_residual_is_taken_against_the_mean():
     mean = simulation.step(grads).means[0]["w"]
     for rank, state in enumerate(simulation.groups[0].states):
         torch.testing.assert_close(state["residual"]["w"], grads[rank]["w"] - mean)
+
+
+def test_the_residual_can_be_taken_against_the_own_projection():
+    """Then a rank keeps nothing of what the agreed basis spans; the mean residual is the same."""
+    grads = [{"w": normal(12, 9, seed=seed)} for seed in range(3)]
+    residuals = {}
+    for local in (False, True):
+        simulation = Simulation(f"powersgd:rank=2,local_residual={local}", grads[0], size=3)
+        out = simulation.step(grads).means[0]["w"]
+        residuals[local] = [state["residual"]["w"] for state in simulation.groups[0].states]
+    basis = torch.linalg.svd(out).U[:, :2]
+    for grad, residual in zip(grads, residuals[True], strict=True):
+        torch.testing.assert_close(residual, grad["w"] - basis @ (basis.mT @ grad["w"]))
+    mean = {local: torch.stack(rows).mean(0) for local, rows in residuals.items()}
+    torch.testing.assert_close(mean[True], mean[False], rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(residuals[True][0], residuals[False][0])

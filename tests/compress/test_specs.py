@@ -30,7 +30,7 @@ def test_values_take_the_types_of_the_fields():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("topkk", "name must be one of bf16, .*, got 'topkk'; did you mean 'topk'?"),
+        ("topkk", "name must be one of .*, bf16, .*, got 'topkk'; did you mean 'topk'?"),
         ("PowerSGD", "did you mean 'powersgd'?"),
         ("", "name must be one of .*, got ''$"),
         ("topk:densty=0.1", "topk option must be one of density, .*, residual, got 'densty'; "

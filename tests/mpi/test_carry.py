@@ -205,8 +205,13 @@ SPECS = {
     "fp16": ["fp16"],
     "bf16": ["bf16"],
     "topk": ["topk:density=0.1", "topk:density=0.6", "topk:error_feedback=false,density=0.02"],
+    "acpsgd": ["acpsgd", "acpsgd:rank=1"],
     "dgc": ["dgc:density=0.05", "dgc:density=0.1,nesterov=true,clip=1.0"],
-    "powersgd": ["powersgd:rank=2", "powersgd:rank=1,warm_start=false"],
+    "powersgd": [
+        "powersgd:rank=2",
+        "powersgd:rank=1,warm_start=false",
+        "powersgd:rank=1,local_residual=true,iterations=2",
+    ],
 }
 PARAMS = {
     "matrix": torch.empty(24, 16),
