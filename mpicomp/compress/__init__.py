@@ -21,9 +21,13 @@ from .base import (
     all_finite,
 )
 from .cast import BFloat16, Float16
+from .cltk import CLTK
+from .deft import DEFT
 from .dense import NoCompression
 from .dgc import DGC
+from .exdyna import ExDyna
 from .feedback import Feedback, with_feedback
+from .micro import MiCRO
 from .powersgd import PowerSGD
 from .registry import available, register
 from .rules import Compression, assign, resolve
@@ -36,6 +40,8 @@ from .values import Values
 from .warmup import Warmup
 
 __all__ = [
+    "CLTK",
+    "DEFT",
     "DGC",
     "AllToAll",
     "BFloat16",
@@ -47,6 +53,7 @@ __all__ = [
     "Decoded",
     "Dense",
     "Entry",
+    "ExDyna",
     "Exchange",
     "Exchanged",
     "Feedback",
@@ -56,6 +63,7 @@ __all__ = [
     "Max",
     "Mean",
     "Message",
+    "MiCRO",
     "NoCompression",
     "PowerSGD",
     "Simulation",

@@ -206,6 +206,10 @@ SPECS = {
     "bf16": ["bf16"],
     "topk": ["topk:density=0.1", "topk:density=0.6", "topk:error_feedback=false,density=0.02"],
     "dgc": ["dgc:density=0.05", "dgc:density=0.1,nesterov=true,clip=1.0"],
+    "cltk": ["cltk:density=0.1"],
+    "deft": ["deft:density=0.1"],
+    "micro": ["micro:density=0.1", "micro:density=0.1,initial=paper"],
+    "exdyna": ["exdyna:density=0.1"],
     "powersgd": ["powersgd:rank=2", "powersgd:rank=1,warm_start=false"],
 }
 PARAMS = {
