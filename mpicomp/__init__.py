@@ -41,8 +41,19 @@ _HOME = {
         "broadcast_optimizer_state",
         "broadcast_parameters",
     ),
-    "mpicomp.compress": ("DGC", "BFloat16", "Float16", "NoCompression", "PowerSGD", "TopK"),
-    "mpicomp.compress": ("ACPSGD", "BFloat16", "Float16", "NoCompression", "PowerSGD", "TopK"),
+    "mpicomp.compress": (
+        "ACPSGD",
+        "BFloat16",
+        "CLTK",
+        "DEFT",
+        "DGC",
+        "ExDyna",
+        "Float16",
+        "MiCRO",
+        "NoCompression",
+        "PowerSGD",
+        "TopK",
+    ),
     "mpicomp.errors": ("MismatchError", "MpicompError", "StallError"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

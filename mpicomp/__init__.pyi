@@ -41,14 +41,28 @@ from mpicomp.collectives import (
     reducescatter as reducescatter,
 )
 from mpicomp.compress import (
-    DGC as DGC,
     ACPSGD as ACPSGD,
+)
+from mpicomp.compress import (
+    CLTK as CLTK,
+)
+from mpicomp.compress import (
+    DEFT as DEFT,
+)
+from mpicomp.compress import (
+    DGC as DGC,
 )
 from mpicomp.compress import (
     BFloat16 as BFloat16,
 )
 from mpicomp.compress import (
+    ExDyna as ExDyna,
+)
+from mpicomp.compress import (
     Float16 as Float16,
+)
+from mpicomp.compress import (
+    MiCRO as MiCRO,
 )
 from mpicomp.compress import (
     NoCompression as NoCompression,

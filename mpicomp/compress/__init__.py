@@ -22,9 +22,13 @@ from .base import (
     all_finite,
 )
 from .cast import BFloat16, Float16
+from .cltk import CLTK
+from .deft import DEFT
 from .dense import NoCompression
 from .dgc import DGC
+from .exdyna import ExDyna
 from .feedback import Feedback, with_feedback
+from .micro import MiCRO
 from .powersgd import PowerSGD
 from .registry import available, register
 from .rules import Compression, assign, resolve
@@ -37,8 +41,10 @@ from .values import Values
 from .warmup import Warmup
 
 __all__ = [
-    "DGC",
     "ACPSGD",
+    "CLTK",
+    "DEFT",
+    "DGC",
     "AllToAll",
     "BFloat16",
     "Broadcast",
@@ -49,6 +55,7 @@ __all__ = [
     "Decoded",
     "Dense",
     "Entry",
+    "ExDyna",
     "Exchange",
     "Exchanged",
     "Feedback",
@@ -58,6 +65,7 @@ __all__ = [
     "Max",
     "Mean",
     "Message",
+    "MiCRO",
     "NoCompression",
     "PowerSGD",
     "Simulation",

@@ -96,14 +96,19 @@ def gather_pairs(bucket: Bucket, indices: Tensor, *, equal_counts: bool) -> Exch
     return Exchanged(mean=SparseMean(parts), sent=Sparse(own, values))
 
 
-def average_union(bucket: Bucket, indices: Tensor, *, disjoint: bool) -> Exchange:
+def average_union(
+    bucket: Bucket, indices: Tensor, *, disjoint: bool, common: Tensor | None = None
+) -> Exchange:
     """Average what all ranks have at the union of all ranks' ``indices`` (k,).
 
     Args:
         disjoint: whether no index is chosen by two ranks, by construction.
+        common: more indices, equal on all ranks and chosen by none; they need not travel.
     """
-    parts = yield GatherV((indices.to(index_dtype(bucket.flat.numel()), copy=True),))
-    union = torch.cat([own for (own,) in parts])
+    dtype = index_dtype(bucket.flat.numel())
+    parts = yield GatherV((indices.to(dtype, copy=True),))
+    chosen = [own for (own,) in parts]
+    union = torch.cat(chosen if common is None else [*chosen, common.to(dtype)])
     if not disjoint:
         union = union.unique()  # sorted
     (mean,) = yield Mean((bucket.flat[union],))

@@ -59,6 +59,18 @@ CASES = {
         "topk:density=0.1,start_after=2,residual=int8",
     ],
     # selection without build-up
+    "cltk": ["cltk:density=0.1", "cltk:density=0.1,error_feedback=false"],
+    "deft": ["deft:density=0.1", "deft:density=0.3,error_feedback=false"],
+    "micro": [
+        "micro:density=0.1",
+        "micro:density=0.1,error_feedback=false,initial=paper",
+        "micro:density=0.1,adapt=false,symmetric=false",
+    ],
+    "exdyna": [
+        "exdyna:density=0.1",
+        "exdyna:density=0.1,error_feedback=false,initial=paper",
+        "exdyna:density=0.1,adapt=false,symmetric=false",
+    ],
     # quantisation
 }
 EXACT = [
@@ -68,6 +80,10 @@ EXACT = [
     "powersgd:rank=1000",
     "powersgd:rank=1000,iterations=2",
     # others
+    "cltk:density=1",
+    "deft:density=1",
+    "micro:density=1",
+    "exdyna:density=1",
 ]
 SPECS = list(itertools.chain(*CASES.values()))
 SIZES = [1, 2, 3, 5]

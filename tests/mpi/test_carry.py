@@ -212,6 +212,10 @@ SPECS = {
         "powersgd:rank=1,warm_start=false",
         "powersgd:rank=1,local_residual=true,iterations=2",
     ],
+    "cltk": ["cltk:density=0.1"],
+    "deft": ["deft:density=0.1"],
+    "micro": ["micro:density=0.1", "micro:density=0.1,initial=paper"],
+    "exdyna": ["exdyna:density=0.1"],
 }
 PARAMS = {
     "matrix": torch.empty(24, 16),
