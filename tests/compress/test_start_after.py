@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mpicomp.compress import Mean, PowerSGD, Simulation, StartAfter
+from mpicomp.compress import DGC, Mean, Simulation, StartAfter
 
 PARAMS = {"w": torch.empty(6, 5), "v": torch.empty(1, 4)}
 
@@ -48,10 +48,5 @@ def test_a_bad_step_is_not_counted():
 
 
 def test_inner_with_momentum_is_refused():
-    class Own(PowerSGD):
-        capabilities = PowerSGD.capabilities.__class__(
-            biased=True, stateful=True, linear=True, rounds=2, own_feedback=True
-        )
-
     with pytest.raises(ValueError, match=r"use its density warm-up \(warmup=1,warmup_steps=4\)"):
-        StartAfter(Own(), 4)
+        StartAfter(DGC(), 4)
