@@ -246,6 +246,7 @@ def test_skipped_parameters_keep_their_factor():
     assert torch.equal(group.states[1]["q"]["v"], before["v"])
     assert not torch.equal(group.states[1]["q"]["w"], before["w"])
     assert [int(group.states[1]["step"][name]) for name in "wv"] == [1, 0]
+    assert [int(group.states[1]["seed"][name]) for name in "wv"] == [0, -1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

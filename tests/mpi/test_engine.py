@@ -132,15 +132,15 @@ def test_first_and_second_step_with_identical_input(compression: str) -> None:
     model = small_model()
     opt = wrap(model, {"*": "none"} if compression == "none" else compression)
     x = batch(rank=0)
-    for _ in range(2):
+    for step in range(2):
         opt.zero_grad()
         model(x).square().sum().backward()
         for name, grad in local_grads(model, lambda m: m(x).square().sum()).items():
             got = dict(model.named_parameters())[name].grad
             if compression == "none" or grad.ndim == 1 or SIZE == 1:
                 torch.testing.assert_close(got, grad)
-            else:  # what is sent is part of the gradient, never more than it
-                assert got.norm() <= grad.norm() * 1.7
+            else:  # part of the gradient, and in the second step of what was not sent in the first
+                assert got.norm() <= grad.norm() * (step + 1) * 1.00001
 
 
 def test_parameters_and_buffers_come_from_rank_0() -> None:
