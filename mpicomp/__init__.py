@@ -41,7 +41,17 @@ _HOME = {
         "broadcast_optimizer_state",
         "broadcast_parameters",
     ),
-    "mpicomp.compress": ("BFloat16", "Float16", "NoCompression", "PowerSGD", "TopK"),
+    "mpicomp.compress": (
+        "BFloat16",
+        "Float16",
+        "GaussianK",
+        "NoCompression",
+        "PowerSGD",
+        "RandomK",
+        "SIDCo",
+        "Threshold",
+        "TopK",
+    ),
     "mpicomp.errors": ("MismatchError", "MpicompError", "StallError"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

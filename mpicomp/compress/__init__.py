@@ -23,11 +23,15 @@ from .base import (
 from .cast import BFloat16, Float16
 from .dense import NoCompression
 from .feedback import Feedback, with_feedback
+from .gaussiank import GaussianK
 from .powersgd import PowerSGD
+from .randomk import RandomK
 from .registry import available, parse, register, spec_of
 from .rules import Compression, assign, resolve
+from .sidco import SIDCo
 from .simulate import Simulation, StepResult, bucket_of, simulate
 from .sparse import Sparse, SparseMean
+from .threshold import Threshold
 from .topk import TopK
 
 __all__ = [
@@ -47,17 +51,21 @@ __all__ = [
     "Float16",
     "Gather",
     "GatherV",
+    "GaussianK",
     "Max",
     "Mean",
     "Message",
     "NoCompression",
     "PowerSGD",
+    "RandomK",
+    "SIDCo",
     "Simulation",
     "Sparse",
     "SparseMean",
     "State",
     "StepResult",
     "Sum",
+    "Threshold",
     "TopK",
     "all_finite",
     "assign",

@@ -41,10 +41,38 @@ CASES = {
         "topk:density=0.6",
         "topk:density=0.1,union=true",
     ],
+    "threshold": [
+        "threshold:density=0.1",
+        "threshold:density=0.1,value=1.5,error_feedback=false",
+        "threshold:density=0.05,value=1e-6,headroom=1.5",
+    ],
+    "randomk": [
+        "randomk:density=0.1",
+        "randomk:density=0.4,seed=7",
+        "randomk:density=0.1,error_feedback=false",
+        "randomk:density=0.1,error_feedback=false,rescale=true",
+    ],
+    "gaussiank": [
+        "gaussiank:density=0.1",
+        "gaussiank:density=0.05,error_feedback=false,corrections=0",
+    ],
+    "sidco": [
+        "sidco:density=0.1",
+        "sidco:density=0.05,fit=gamma,error_feedback=false",
+        "sidco:density=0.05,fit=pareto,max_stages=2",
+    ],
     # selection without build-up
     # quantisation
 }
-EXACT = ["none", "topk:density=1", "powersgd:rank=1000"]
+EXACT = [
+    "none",
+    "topk:density=1",
+    "threshold:density=1",
+    "randomk:density=1",
+    "gaussiank:density=1",
+    "sidco:density=1",
+    "powersgd:rank=1000",
+]
 SPECS = list(itertools.chain(*CASES.values()))
 SIZES = [1, 2, 3, 5]
 LAYOUTS = {
@@ -204,22 +232,31 @@ def test_settings_say_what_happens(spec):
 def test_law_4_messages_do_not_depend_on_values(spec):
     params = LAYOUTS["mixed"]
 
-    def messages(change) -> list[tuple[object, ...]]:
+    def messages(*changes) -> list[tuple[object, ...]]:
+        """What is sent until a step is bad, after which all is as it was before that step."""
         seen: list[tuple[object, ...]] = []
 
         def tap(rank: int, message: Message) -> None:
             seen.append((rank, type(message), [(t.dtype, t.dim()) for t in message.tensors]))
 
         simulation = Simulation(spec, params, size=3, tap=tap)
-        for step in range(2):
+        for step, change in enumerate(changes):
             grads = gradients(params, 3, step)
-            simulation.step([{n: change(g) for n, g in rank.items()} for rank in grads])
+            result = simulation.step([{n: change(g) for n, g in rank.items()} for rank in grads])
+            if not result.good:
+                break
         return seen
 
-    usual = messages(lambda g: g)
+    def same(grad: Tensor) -> Tensor:
+        return grad
+
+    usual = messages(same, same)
     assert usual
     for change in (torch.zeros_like, torch.ones_like, lambda g: g * 1e30, lambda g: g / 0):
-        assert messages(change) == usual
+        twice = messages(change, change)
+        assert twice
+        assert twice == usual[: len(twice)]
+        assert messages(same, change) == usual
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
