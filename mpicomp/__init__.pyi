@@ -63,12 +63,22 @@ from mpicomp.compress import (
 )
 from mpicomp.compress import (
     MiCRO as MiCRO,
+    GaussianK as GaussianK,
 )
 from mpicomp.compress import (
     NoCompression as NoCompression,
 )
 from mpicomp.compress import (
     PowerSGD as PowerSGD,
+)
+from mpicomp.compress import (
+    RandomK as RandomK,
+)
+from mpicomp.compress import (
+    SIDCo as SIDCo,
+)
+from mpicomp.compress import (
+    Threshold as Threshold,
 )
 from mpicomp.compress import (
     TopK as TopK,

@@ -31,11 +31,17 @@ from .feedback import Feedback, with_feedback
 from .micro import MiCRO
 from .powersgd import PowerSGD
 from .registry import available, register
+from .gaussiank import GaussianK
+from .powersgd import PowerSGD
+from .randomk import RandomK
+from .registry import available, parse, register, spec_of
 from .rules import Compression, assign, resolve
+from .sidco import SIDCo
 from .simulate import Simulation, StepResult, bucket_of, simulate
 from .sparse import Sparse, SparseMean
 from .specs import parse, spec_of
 from .start_after import StartAfter
+from .threshold import Threshold
 from .topk import TopK
 from .values import Values
 from .warmup import Warmup
@@ -62,12 +68,15 @@ __all__ = [
     "Float16",
     "Gather",
     "GatherV",
+    "GaussianK",
     "Max",
     "Mean",
     "Message",
     "MiCRO",
     "NoCompression",
     "PowerSGD",
+    "RandomK",
+    "SIDCo",
     "Simulation",
     "Sparse",
     "SparseMean",
@@ -75,6 +84,7 @@ __all__ = [
     "State",
     "StepResult",
     "Sum",
+    "Threshold",
     "TopK",
     "Values",
     "Warmup",

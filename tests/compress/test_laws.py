@@ -58,6 +58,26 @@ CASES = {
         "topk:density=0.1,residual=bf16,low_pass=0.5",
         "topk:density=0.1,start_after=2,residual=int8",
     ],
+    "threshold": [
+        "threshold:density=0.1",
+        "threshold:density=0.1,value=1.5,error_feedback=false",
+        "threshold:density=0.05,value=1e-6,headroom=1.5",
+    ],
+    "randomk": [
+        "randomk:density=0.1",
+        "randomk:density=0.4,seed=7",
+        "randomk:density=0.1,error_feedback=false",
+        "randomk:density=0.1,error_feedback=false,rescale=true",
+    ],
+    "gaussiank": [
+        "gaussiank:density=0.1",
+        "gaussiank:density=0.05,error_feedback=false,corrections=0",
+    ],
+    "sidco": [
+        "sidco:density=0.1",
+        "sidco:density=0.05,fit=gamma,error_feedback=false",
+        "sidco:density=0.05,fit=pareto,max_stages=2",
+    ],
     # selection without build-up
     "cltk": ["cltk:density=0.1", "cltk:density=0.1,error_feedback=false"],
     "deft": ["deft:density=0.1", "deft:density=0.3,error_feedback=false"],
@@ -84,6 +104,12 @@ EXACT = [
     "deft:density=1",
     "micro:density=1",
     "exdyna:density=1",
+    "topk:density=1",
+    "threshold:density=1",
+    "randomk:density=1",
+    "gaussiank:density=1",
+    "sidco:density=1",
+    "powersgd:rank=1000",
 ]
 SPECS = list(itertools.chain(*CASES.values()))
 SIZES = [1, 2, 3, 5]
