@@ -62,8 +62,10 @@ from mpicomp.compress import (
     Float16 as Float16,
 )
 from mpicomp.compress import (
-    MiCRO as MiCRO,
     GaussianK as GaussianK,
+)
+from mpicomp.compress import (
+    MiCRO as MiCRO,
 )
 from mpicomp.compress import (
     NoCompression as NoCompression,

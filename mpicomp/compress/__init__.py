@@ -28,10 +28,8 @@ from .dense import NoCompression
 from .dgc import DGC
 from .exdyna import ExDyna
 from .feedback import Feedback, with_feedback
-from .micro import MiCRO
-from .powersgd import PowerSGD
-from .registry import available, register
 from .gaussiank import GaussianK
+from .micro import MiCRO
 from .powersgd import PowerSGD
 from .randomk import RandomK
 from .registry import available, parse, register, spec_of
