@@ -29,13 +29,17 @@ from .dgc import DGC
 from .exdyna import ExDyna
 from .feedback import Feedback, with_feedback
 from .micro import MiCRO
+from .natural import Natural
 from .powersgd import PowerSGD
+from .qsgd import QSGD
 from .registry import available, register
 from .rules import Compression, assign, resolve
 from .simulate import Simulation, StepResult, bucket_of, simulate
 from .sparse import Sparse, SparseMean
 from .specs import parse, spec_of
 from .start_after import StartAfter
+from .terngrad import TernGrad
+from .thc import THC
 from .topk import TopK
 from .values import Values
 from .warmup import Warmup
@@ -45,6 +49,8 @@ __all__ = [
     "CLTK",
     "DEFT",
     "DGC",
+    "QSGD",
+    "THC",
     "AllToAll",
     "BFloat16",
     "Broadcast",
@@ -66,6 +72,7 @@ __all__ = [
     "Mean",
     "Message",
     "MiCRO",
+    "Natural",
     "NoCompression",
     "PowerSGD",
     "Simulation",
@@ -75,6 +82,7 @@ __all__ = [
     "State",
     "StepResult",
     "Sum",
+    "TernGrad",
     "TopK",
     "Values",
     "Warmup",
