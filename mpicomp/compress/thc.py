@@ -69,11 +69,8 @@ class THC(Stochastic):
 
     def dense_is_cheaper(self, numel: int, element_bytes: int, *, size: int) -> bool:
         tiles = _tiles(numel, self.block)
-        codes = sum(rows * width for rows, width in tiles)
-        own = codes * sum_dtype(size * self.levels).itemsize + num_rows(tiles) * max(
-            element_bytes, 4
-        )
-        return own >= numel * element_bytes
+        codes = _padded(tiles) * sum_dtype(size * self.levels).itemsize
+        return codes + num_rows(tiles) * max(element_bytes, 4) >= numel * element_bytes
 
     def init(self, bucket: Bucket) -> State:
         return {**super().init(bucket), "seed": no_seed(bucket)}
@@ -85,11 +82,7 @@ class THC(Stochastic):
         signs = self._signs(seed, step_of(state), bucket)
         rotated = _rotate(bucket.flat, signs, tiles)
         (ranges,) = yield Max((comparable(torch.cat([peak(rows, 1) for rows in rotated])),))
-        tops = columns(nonzero(ranges), tiles)
-        for rows, top in zip(rotated, tops, strict=True):
-            rows.div_(top).mul_(self.levels)
-        values = torch.cat([rows.view(-1) for rows in rotated])
-        own = round_randomly_(values, self.own_generator(bucket, state)).to(torch.int8)
+        own = self._encode(rotated, columns(nonzero(ranges), tiles), bucket, state)
         (sums,) = yield Sum((own.to(sum_dtype(bucket.size * self.levels), copy=True),))
 
         def decode(codes: Tensor, size: int) -> Tensor:
@@ -106,6 +99,17 @@ class THC(Stochastic):
             commit=commit,
         )
 
+    def _encode(
+        self, rotated: list[Tensor], tops: list[Tensor], bucket: Bucket, state: State
+    ) -> Tensor:
+        """Codes int8, 1-d, of coefficients whose largest in a row is to become s, or -s."""
+        random = self.own_generator(bucket, state)
+        codes = []
+        for rows, top in zip(rotated, tops, strict=True):
+            values = round_randomly_(rows.div_(top).mul_(self.levels), random)
+            codes.append(values.to(torch.int8).view(-1))
+        return torch.cat(codes)
+
     def _signs(self, seed: int, step: int, bucket: Bucket) -> Tensor:
         """Random signs (block,), the same for all blocks and on all ranks whatever their device."""
         random = generator("thc signs", seed, step, bucket.entries[0].name)
@@ -119,16 +123,19 @@ def _tiles(numel: int, block: int) -> Tiles:
     return merged([(whole, block), (1, 1 << (rest - 1).bit_length() if rest else 0)])
 
 
+def _padded(tiles: Tiles) -> int:
+    return sum(rows * width for rows, width in tiles)
+
+
 def _rotate(flat: Tensor, signs: Tensor, tiles: Tiles) -> list[Tensor]:
     """Coefficients of each matrix of ``tiles``, the last row filled up with zeros before."""
-    padded = sum(rows * width for rows, width in tiles)
-    values = pad(flat.to(signs.dtype), (0, padded - len(flat)))
+    values = pad(flat.to(signs.dtype), (0, _padded(tiles) - len(flat)))
     return [hadamard(rows * signs[: rows.shape[1]]) for rows in views(values, tiles)]
 
 
 def _rotate_back(codes: Tensor, steps: Tensor, signs: Tensor, tiles: Tiles) -> Tensor:
     """Values of ``codes``, given what a code of 1 stands for in each row; 1-d, with the filling."""
-    values = []
-    for rows, step in zip(views(codes.to(steps.dtype), tiles), columns(steps, tiles), strict=True):
-        values.append(hadamard(rows.mul_(step)).mul_(signs[: rows.shape[1]]).view(-1))
-    return torch.cat(values)
+    values = codes.to(steps.dtype)
+    for rows, step in zip(views(values, tiles), columns(steps, tiles), strict=True):
+        torch.mul(hadamard(rows.mul_(step)), signs[: rows.shape[1]], out=rows)
+    return values
