@@ -53,6 +53,12 @@ from mpicomp.compress import (
     DGC as DGC,
 )
 from mpicomp.compress import (
+    QSGD as QSGD,
+)
+from mpicomp.compress import (
+    THC as THC,
+)
+from mpicomp.compress import (
     BFloat16 as BFloat16,
 )
 from mpicomp.compress import (
@@ -68,6 +74,9 @@ from mpicomp.compress import (
     MiCRO as MiCRO,
 )
 from mpicomp.compress import (
+    Natural as Natural,
+)
+from mpicomp.compress import (
     NoCompression as NoCompression,
 )
 from mpicomp.compress import (
@@ -81,6 +90,7 @@ from mpicomp.compress import (
 )
 from mpicomp.compress import (
     Threshold as Threshold,
+    TernGrad as TernGrad,
 )
 from mpicomp.compress import (
     TopK as TopK,

@@ -30,9 +30,12 @@ from .exdyna import ExDyna
 from .feedback import Feedback, with_feedback
 from .gaussiank import GaussianK
 from .micro import MiCRO
+from .natural import Natural
 from .powersgd import PowerSGD
 from .randomk import RandomK
 from .registry import available, parse, register, spec_of
+from .qsgd import QSGD
+from .registry import available, register
 from .rules import Compression, assign, resolve
 from .sidco import SIDCo
 from .simulate import Simulation, StepResult, bucket_of, simulate
@@ -40,6 +43,8 @@ from .sparse import Sparse, SparseMean
 from .specs import parse, spec_of
 from .start_after import StartAfter
 from .threshold import Threshold
+from .terngrad import TernGrad
+from .thc import THC
 from .topk import TopK
 from .values import Values
 from .warmup import Warmup
@@ -49,6 +54,8 @@ __all__ = [
     "CLTK",
     "DEFT",
     "DGC",
+    "QSGD",
+    "THC",
     "AllToAll",
     "BFloat16",
     "Broadcast",
@@ -71,6 +78,7 @@ __all__ = [
     "Mean",
     "Message",
     "MiCRO",
+    "Natural",
     "NoCompression",
     "PowerSGD",
     "RandomK",
@@ -83,6 +91,7 @@ __all__ = [
     "StepResult",
     "Sum",
     "Threshold",
+    "TernGrad",
     "TopK",
     "Values",
     "Warmup",

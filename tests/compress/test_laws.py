@@ -92,6 +92,10 @@ CASES = {
         "exdyna:density=0.1,adapt=false,symmetric=false",
     ],
     # quantisation
+    "natural": ["natural", "natural:seed=7"],
+    "qsgd": ["qsgd", "qsgd:bits=2,block=64", "qsgd:bits=8,block=100,norm=max"],
+    "terngrad": ["terngrad", "terngrad:clip=0"],
+    "thc": ["thc", "thc:bits=8,block=64", "thc:bits=2,block=16,seed=3"],
 }
 EXACT = [
     "none",

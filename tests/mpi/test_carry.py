@@ -216,6 +216,10 @@ SPECS = {
     "deft": ["deft:density=0.1"],
     "micro": ["micro:density=0.1", "micro:density=0.1,initial=paper"],
     "exdyna": ["exdyna:density=0.1"],
+    "natural": ["natural"],
+    "qsgd": ["qsgd", "qsgd:bits=2,block=100"],
+    "terngrad": ["terngrad"],
+    "thc": ["thc", "thc:bits=8,block=64"],
 }
 PARAMS = {
     "matrix": torch.empty(24, 16),
