@@ -89,8 +89,10 @@ from mpicomp.compress import (
     SIDCo as SIDCo,
 )
 from mpicomp.compress import (
-    Threshold as Threshold,
     TernGrad as TernGrad,
+)
+from mpicomp.compress import (
+    Threshold as Threshold,
 )
 from mpicomp.compress import (
     TopK as TopK,

@@ -32,19 +32,18 @@ from .gaussiank import GaussianK
 from .micro import MiCRO
 from .natural import Natural
 from .powersgd import PowerSGD
+from .qsgd import QSGD
 from .randomk import RandomK
 from .registry import available, parse, register, spec_of
-from .qsgd import QSGD
-from .registry import available, register
 from .rules import Compression, assign, resolve
 from .sidco import SIDCo
 from .simulate import Simulation, StepResult, bucket_of, simulate
 from .sparse import Sparse, SparseMean
 from .specs import parse, spec_of
 from .start_after import StartAfter
-from .threshold import Threshold
 from .terngrad import TernGrad
 from .thc import THC
+from .threshold import Threshold
 from .topk import TopK
 from .values import Values
 from .warmup import Warmup
@@ -90,8 +89,8 @@ __all__ = [
     "State",
     "StepResult",
     "Sum",
-    "Threshold",
     "TernGrad",
+    "Threshold",
     "TopK",
     "Values",
     "Warmup",
