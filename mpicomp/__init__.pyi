@@ -56,10 +56,19 @@ from mpicomp.compress import (
     BFloat16 as BFloat16,
 )
 from mpicomp.compress import (
+    EFSign as EFSign,
+)
+from mpicomp.compress import (
     ExDyna as ExDyna,
 )
 from mpicomp.compress import (
     Float16 as Float16,
+)
+from mpicomp.compress import (
+    Int4 as Int4,
+)
+from mpicomp.compress import (
+    Int8 as Int8,
 )
 from mpicomp.compress import (
     MiCRO as MiCRO,
@@ -68,7 +77,13 @@ from mpicomp.compress import (
     NoCompression as NoCompression,
 )
 from mpicomp.compress import (
+    OneBit as OneBit,
+)
+from mpicomp.compress import (
     PowerSGD as PowerSGD,
+)
+from mpicomp.compress import (
+    SignSGD as SignSGD,
 )
 from mpicomp.compress import (
     TopK as TopK,

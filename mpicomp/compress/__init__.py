@@ -26,12 +26,16 @@ from .cltk import CLTK
 from .deft import DEFT
 from .dense import NoCompression
 from .dgc import DGC
+from .efsign import EFSign
 from .exdyna import ExDyna
 from .feedback import Feedback, with_feedback
+from .integers import Int4, Int8
 from .micro import MiCRO
+from .onebit import OneBit
 from .powersgd import PowerSGD
 from .registry import available, register
 from .rules import Compression, assign, resolve
+from .signsgd import SignSGD
 from .simulate import Simulation, StepResult, bucket_of, simulate
 from .sparse import Sparse, SparseMean
 from .specs import parse, spec_of
@@ -54,6 +58,7 @@ __all__ = [
     "Compressor",
     "Decoded",
     "Dense",
+    "EFSign",
     "Entry",
     "ExDyna",
     "Exchange",
@@ -62,12 +67,16 @@ __all__ = [
     "Float16",
     "Gather",
     "GatherV",
+    "Int4",
+    "Int8",
     "Max",
     "Mean",
     "Message",
     "MiCRO",
     "NoCompression",
+    "OneBit",
     "PowerSGD",
+    "SignSGD",
     "Simulation",
     "Sparse",
     "SparseMean",

@@ -72,6 +72,11 @@ CASES = {
         "exdyna:density=0.1,adapt=false,symmetric=false",
     ],
     # quantisation
+    "int8": ["int8", "int8:block=16,error_feedback=false", "int8:stochastic=true"],
+    "int4": ["int4", "int4:block=7", "int4:block=24,stochastic=true"],
+    "signsgd": ["signsgd", "signsgd:scale=one,per=row"],
+    "efsign": ["efsign", "efsign:per=row", "efsign:error_feedback=false"],
+    "onebit": ["onebit", "onebit:per=parameter"],
 }
 EXACT = [
     "none",
