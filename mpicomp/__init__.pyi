@@ -62,6 +62,9 @@ from mpicomp.compress import (
     BFloat16 as BFloat16,
 )
 from mpicomp.compress import (
+    EFSign as EFSign,
+)
+from mpicomp.compress import (
     ExDyna as ExDyna,
 )
 from mpicomp.compress import (
@@ -69,6 +72,12 @@ from mpicomp.compress import (
 )
 from mpicomp.compress import (
     GaussianK as GaussianK,
+)
+from mpicomp.compress import (
+    Int4 as Int4,
+)
+from mpicomp.compress import (
+    Int8 as Int8,
 )
 from mpicomp.compress import (
     MiCRO as MiCRO,
@@ -80,6 +89,9 @@ from mpicomp.compress import (
     NoCompression as NoCompression,
 )
 from mpicomp.compress import (
+    OneBit as OneBit,
+)
+from mpicomp.compress import (
     PowerSGD as PowerSGD,
 )
 from mpicomp.compress import (
@@ -87,6 +99,9 @@ from mpicomp.compress import (
 )
 from mpicomp.compress import (
     SIDCo as SIDCo,
+)
+from mpicomp.compress import (
+    SignSGD as SignSGD,
 )
 from mpicomp.compress import (
     TernGrad as TernGrad,

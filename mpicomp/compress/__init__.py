@@ -26,17 +26,21 @@ from .cltk import CLTK
 from .deft import DEFT
 from .dense import NoCompression
 from .dgc import DGC
+from .efsign import EFSign
 from .exdyna import ExDyna
 from .feedback import Feedback, with_feedback
 from .gaussiank import GaussianK
+from .integers import Int4, Int8
 from .micro import MiCRO
 from .natural import Natural
+from .onebit import OneBit
 from .powersgd import PowerSGD
 from .qsgd import QSGD
 from .randomk import RandomK
 from .registry import available, parse, register, spec_of
 from .rules import Compression, assign, resolve
 from .sidco import SIDCo
+from .signsgd import SignSGD
 from .simulate import Simulation, StepResult, bucket_of, simulate
 from .sparse import Sparse, SparseMean
 from .specs import parse, spec_of
@@ -64,6 +68,7 @@ __all__ = [
     "Compressor",
     "Decoded",
     "Dense",
+    "EFSign",
     "Entry",
     "ExDyna",
     "Exchange",
@@ -73,15 +78,19 @@ __all__ = [
     "Gather",
     "GatherV",
     "GaussianK",
+    "Int4",
+    "Int8",
     "Max",
     "Mean",
     "Message",
     "MiCRO",
     "Natural",
     "NoCompression",
+    "OneBit",
     "PowerSGD",
     "RandomK",
     "SIDCo",
+    "SignSGD",
     "Simulation",
     "Sparse",
     "SparseMean",

@@ -1,6 +1,6 @@
 """Numbers of few bits with a scale for every block of elements.
 
-References: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022, section 2
+References: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022
 (a largest magnitude for every block, so that an outlier spoils one block only; here on a linear
 grid); the rounding at random is that of D. Alistarh et al., "QSGD: Communication-Efficient SGD via
 Gradient Quantization and Encoding", NeurIPS 2017.
@@ -61,7 +61,7 @@ def quantize_tiles(
     scales.clamp_(min=torch.finfo(wide).tiny)  # the inverse of anything smaller overflows
     scaled = torch.empty_like(x, dtype=wide)
     for matrix, out, column in zip(
-        matrices, views(scaled, tiles), columns(scales, tiles), strict=True
+        matrices, views(scaled, tiles), columns(scales.unsqueeze(1), tiles), strict=True
     ):
         torch.div(matrix, column, out=out)
     if generator is None:
@@ -78,6 +78,8 @@ def dequantize_tiles(scales: Tensor, codes: Tensor, bits: int, tiles: Tiles) -> 
     numel = sum(rows * width for rows, width in tiles)
     signed = unpack(codes, bits, numel) - (1 << bits - 1)  # wraps around
     values = signed.view(torch.int8).to(scales.dtype)
-    for matrix, column in zip(views(values, tiles), columns(scales, tiles), strict=True):
+    for matrix, column in zip(
+        views(values, tiles), columns(scales.unsqueeze(1), tiles), strict=True
+    ):
         matrix.mul_(column)
     return values

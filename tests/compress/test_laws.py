@@ -96,6 +96,11 @@ CASES = {
     "qsgd": ["qsgd", "qsgd:bits=2,block=64", "qsgd:bits=8,block=100,norm=max"],
     "terngrad": ["terngrad", "terngrad:clip=0"],
     "thc": ["thc", "thc:bits=8,block=64", "thc:bits=2,block=16,seed=3"],
+    "int8": ["int8", "int8:block=16,error_feedback=false", "int8:stochastic=true"],
+    "int4": ["int4", "int4:block=7", "int4:block=24,stochastic=true"],
+    "signsgd": ["signsgd", "signsgd:scale=one,per=row"],
+    "efsign": ["efsign", "efsign:per=row", "efsign:error_feedback=false"],
+    "onebit": ["onebit", "onebit:per=parameter"],
 }
 EXACT = [
     "none",

@@ -220,6 +220,11 @@ SPECS = {
     "qsgd": ["qsgd", "qsgd:bits=2,block=100"],
     "terngrad": ["terngrad"],
     "thc": ["thc", "thc:bits=8,block=64"],
+    "int8": ["int8", "int8:stochastic=true,block=64"],
+    "int4": ["int4"],
+    "signsgd": ["signsgd", "signsgd:scale=one"],
+    "efsign": ["efsign", "efsign:per=row"],
+    "onebit": ["onebit"],
 }
 PARAMS = {
     "matrix": torch.empty(24, 16),
@@ -228,7 +233,7 @@ PARAMS = {
     "large": torch.empty(200, 250),
 }
 # Where sums are made in rank order and rounded as the simulation does, bits are equal too.
-SAME_BITS = {"none", "fp16", "bf16"}
+SAME_BITS = {"none", "fp16", "bf16", "int8", "int4", "signsgd", "efsign", "onebit"}
 
 
 def test_every_registered_name_has_a_row():
