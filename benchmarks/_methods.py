@@ -38,7 +38,7 @@ SPECS = [
 
 def has_momentum(spec: str) -> bool:
     """Whether the method applies momentum itself, so that the optimizer must not."""
-    return parse(spec).capabilities.momentum
+    return bool(parse(spec).capabilities.momentum)
 
 
 def check_complete() -> None:

@@ -41,7 +41,9 @@ class GaussianK(Sparsifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(biased=True, stateful=False, linear=False, rounds=1, min_ndim=2)
+        return Capabilities(
+            biased=True, stateful=False, linear=False, rounds=1, min_ndim=2, gathers_values=True
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()

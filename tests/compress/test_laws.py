@@ -46,7 +46,7 @@ CASES = {
         "dgc:density=0.05",
         "dgc:density=0.1,momentum=0.5,nesterov=true,clip=1.0",
         "dgc:density=0.6",
-        "dgc:density=0.1,momentum=0.0",
+        "dgc:density=0.1,momentum=0.0,values=int8",
     ],
     "topk": [
         "topk:density=0.1",
@@ -74,7 +74,7 @@ CASES = {
         "gaussiank:density=0.05,error_feedback=false,corrections=0",
     ],
     "sidco": [
-        "sidco:density=0.1",
+        "sidco:density=0.1,values=fp16",
         "sidco:density=0.05,fit=gamma,error_feedback=false",
         "sidco:density=0.05,fit=pareto,max_stages=2",
     ],
@@ -104,21 +104,18 @@ CASES = {
 }
 EXACT = [
     "none",
-    "dgc:density=1",
-    "topk:density=1",
     "powersgd:rank=1000",
     "powersgd:rank=1000,iterations=2",
-    # others
+    "dgc:density=1",
+    "gaussiank:density=1",
+    "randomk:density=1",
+    "sidco:density=1",
+    "threshold:density=1",
+    "topk:density=1",
     "cltk:density=1",
     "deft:density=1",
-    "micro:density=1",
     "exdyna:density=1",
-    "topk:density=1",
-    "threshold:density=1",
-    "randomk:density=1",
-    "gaussiank:density=1",
-    "sidco:density=1",
-    "powersgd:rank=1000",
+    "micro:density=1",
 ]
 SPECS = list(itertools.chain(*CASES.values()))
 SIZES = [1, 2, 3, 5]
