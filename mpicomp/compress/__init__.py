@@ -37,7 +37,7 @@ from .onebit import OneBit
 from .powersgd import PowerSGD
 from .qsgd import QSGD
 from .randomk import RandomK
-from .registry import available, parse, register, spec_of
+from .registry import available, register
 from .rules import Compression, assign, resolve
 from .sidco import SIDCo
 from .signsgd import SignSGD

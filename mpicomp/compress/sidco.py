@@ -53,7 +53,7 @@ class SIDCo(Sparsifier):
     max_stages: int = 4
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        biased=True, stateful=True, linear=False, rounds=1, min_ndim=2
+        biased=True, stateful=True, linear=False, rounds=1, min_ndim=2, gathers_values=True
     )
 
     def __post_init__(self) -> None:

@@ -2,8 +2,8 @@
 
 References: N. Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
 Interspeech 2015, which sends one step of the threshold where this sends the value itself; for
-the comparison with top-k and the threshold's default, D. Yoon and S. Oh, "SAGE: toward on-the-fly
-gradient compression ratio scaling", The Journal of Supercomputing, 2023.
+the comparison with top-k and the threshold's default, D. Yoon, M. Jeong and S. Oh, "SAGE: toward
+on-the-fly gradient compression ratio scaling", The Journal of Supercomputing, 2023.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Threshold(Sparsifier):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(biased=True, stateful=False, linear=False, rounds=1, min_ndim=2)
+        return Capabilities(
+            biased=True, stateful=False, linear=False, rounds=1, min_ndim=2, gathers_values=True
+        )
 
     def __post_init__(self) -> None:
         super().__post_init__()
