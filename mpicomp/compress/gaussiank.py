@@ -1,7 +1,7 @@
 """Gaussian-k sparsification: top-k by a threshold, the quantile of a normal distribution.
 
 Reference: S. Shi, X. Chu, K. C. Cheung and S. See, "Understanding Top-k Sparsification in
-Distributed Deep Learning", arXiv 1911.08772, 2019, section 4 and algorithm 1.
+Distributed Deep Learning", arXiv 1911.08772, 2019, the operator Gaussian_k.
 """
 
 from __future__ import annotations

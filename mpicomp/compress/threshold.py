@@ -2,8 +2,8 @@
 
 References: N. Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing",
 Interspeech 2015, which sends one step of the threshold where this sends the value itself; for
-the comparison with top-k and the threshold's default, D. Yoon and S. Oh, "SAGE: toward on-the-fly
-gradient compression ratio scaling", The Journal of Supercomputing, 2023.
+the comparison with top-k and the threshold's default, D. Yoon, M. Jeong and S. Oh, "SAGE: toward
+on-the-fly gradient compression ratio scaling", The Journal of Supercomputing, 2023.
 """
 
 from __future__ import annotations

@@ -72,11 +72,12 @@ CASES = {
     "gaussiank": [
         "gaussiank:density=0.1",
         "gaussiank:density=0.05,error_feedback=false,corrections=0",
+        "gaussiank:density=0.1,values=int8",
     ],
     "sidco": [
         "sidco:density=0.1,values=fp16",
         "sidco:density=0.05,fit=gamma,error_feedback=false",
-        "sidco:density=0.05,fit=pareto,max_stages=2",
+        "sidco:density=0.05,fit=pareto,max_stages=2,values=bf16",
     ],
     # selection without build-up
     "cltk": ["cltk:density=0.1", "cltk:density=0.1,error_feedback=false"],

@@ -205,6 +205,10 @@ SPECS = {
     "fp16": ["fp16"],
     "bf16": ["bf16"],
     "topk": ["topk:density=0.1", "topk:density=0.6", "topk:error_feedback=false,density=0.02"],
+    "threshold": ["threshold:density=0.05", "threshold:density=0.1,value=1e6"],
+    "randomk": ["randomk:density=0.1", "randomk:error_feedback=false,rescale=true"],
+    "gaussiank": ["gaussiank:density=0.05"],
+    "sidco": ["sidco:density=0.05", "sidco:density=0.1,fit=gamma"],
     "acpsgd": ["acpsgd", "acpsgd:rank=1"],
     "dgc": ["dgc:density=0.05", "dgc:density=0.1,nesterov=true,clip=1.0"],
     "powersgd": [

@@ -59,12 +59,12 @@ def _above_on_host(flat: Tensor, threshold: float) -> Tensor:
     limit = values.dtype.type(threshold)
     magnitudes = np.empty(min(_CPU_BLOCK, values.size), values.dtype)
     mask = np.empty(magnitudes.size, np.bool_)
-    found = [np.empty(0, np.int64)]
+    found = [torch.empty(0, dtype=torch.int64)]
     for start in range(0, values.size, _CPU_BLOCK):
         block = values[start : start + _CPU_BLOCK]
         here, chosen = magnitudes[: block.size], mask[: block.size]
         np.abs(block, out=here)
         np.less(here, limit, out=chosen)
         np.logical_not(chosen, out=chosen)
-        found.append(np.flatnonzero(chosen) + start)
-    return torch.from_numpy(np.concatenate(found))
+        found.append(torch.from_numpy(np.flatnonzero(chosen) + start))
+    return torch.cat(found)

@@ -69,6 +69,12 @@ def test_at_most_so_many_and_then_the_largest(values, most):
     assert sorted((abs(values[i]) for i in indices), reverse=True) == large[:most]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_empty_selection_can_be_seen_as_bytes(dtype):
+    """As it is before it travels; an empty tensor that NumPy made has a stride of 0."""
+    assert above(torch.ones(5, dtype=dtype), 2.0).view(torch.uint8).numel() == 0
+
+
 def test_nothing_in_nothing():
     assert above(torch.empty(0), 1.0).tolist() == []
     assert above(torch.empty(0, dtype=torch.bfloat16), 1.0).tolist() == []
