@@ -101,7 +101,8 @@ def norms(flat: Tensor, sizes: Sequence[int]) -> list[float]:
     Fragments of zeros only weigh as much as they are long.
     """
     found = _norms(flat, sizes)
-    if not 0.0 < sum(found) < math.inf:  # squares overflow and underflow
+    numbers = torch.finfo(torch.promote_types(flat.dtype, torch.float32))
+    if not 1e4 * math.sqrt(numbers.tiny) < sum(found) < math.inf:  # squares leave the range
         peak = float(flat.abs().max())
         found = _norms(flat / peak, sizes) if peak else [float(numel) for numel in sizes]
     return found

@@ -80,8 +80,16 @@ CASES = {
         "sidco:density=0.05,fit=pareto,max_stages=2,values=bf16",
     ],
     # selection without build-up
-    "cltk": ["cltk:density=0.1", "cltk:density=0.1,error_feedback=false"],
-    "deft": ["deft:density=0.1", "deft:density=0.3,error_feedback=false"],
+    "cltk": [
+        "cltk:density=0.1",
+        "cltk:density=0.1,error_feedback=false",
+        "cltk:density=0.1,low_pass=0.3,start_after=1",
+    ],
+    "deft": [
+        "deft:density=0.1",
+        "deft:density=0.1,warmup=0.4/0.2,warmup_steps=1",
+        "deft:density=0.3,error_feedback=false",
+    ],
     "micro": [
         "micro:density=0.1",
         "micro:density=0.1,error_feedback=false,initial=paper",
