@@ -30,14 +30,16 @@ from .efsign import EFSign
 from .exdyna import ExDyna
 from .feedback import Feedback, with_feedback
 from .gaussiank import GaussianK
+from .gtopk import GTopK
 from .integers import Int4, Int8
 from .micro import MiCRO
 from .natural import Natural
+from .oktopk import OkTopk
 from .onebit import OneBit
 from .powersgd import PowerSGD
 from .qsgd import QSGD
 from .randomk import RandomK
-from .registry import available, parse, register, spec_of
+from .registry import available, register
 from .rules import Compression, assign, resolve
 from .sidco import SIDCo
 from .signsgd import SignSGD
@@ -75,6 +77,7 @@ __all__ = [
     "Exchanged",
     "Feedback",
     "Float16",
+    "GTopK",
     "Gather",
     "GatherV",
     "GaussianK",
@@ -86,6 +89,7 @@ __all__ = [
     "MiCRO",
     "Natural",
     "NoCompression",
+    "OkTopk",
     "OneBit",
     "PowerSGD",
     "RandomK",

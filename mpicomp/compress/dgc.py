@@ -59,6 +59,7 @@ class DGC(Sparsifier):
             conserves=self.momentum == 0.0,
             own_feedback=True,
             momentum=self.momentum > 0.0,
+            gathers_values=True,
         )
 
     def helps(self, shape: tuple[int, ...]) -> bool:

@@ -206,6 +206,8 @@ SPECS = {
     "bf16": ["bf16"],
     "topk": ["topk:density=0.1", "topk:density=0.6", "topk:error_feedback=false,density=0.02"],
     "acpsgd": ["acpsgd", "acpsgd:rank=1"],
+    "gtopk": ["gtopk:density=0.05", "gtopk:density=0.1,complete=false"],
+    "oktopk": ["oktopk:density=0.05", "oktopk:density=0.1,reselect=1,repartition=2"],
     "dgc": ["dgc:density=0.05", "dgc:density=0.1,nesterov=true,clip=1.0"],
     "powersgd": [
         "powersgd:rank=2",
