@@ -74,6 +74,9 @@ from mpicomp.compress import (
     GaussianK as GaussianK,
 )
 from mpicomp.compress import (
+    GTopK as GTopK,
+)
+from mpicomp.compress import (
     Int4 as Int4,
 )
 from mpicomp.compress import (
@@ -87,6 +90,9 @@ from mpicomp.compress import (
 )
 from mpicomp.compress import (
     NoCompression as NoCompression,
+)
+from mpicomp.compress import (
+    OkTopk as OkTopk,
 )
 from mpicomp.compress import (
     OneBit as OneBit,

@@ -30,9 +30,11 @@ from .efsign import EFSign
 from .exdyna import ExDyna
 from .feedback import Feedback, with_feedback
 from .gaussiank import GaussianK
+from .gtopk import GTopK
 from .integers import Int4, Int8
 from .micro import MiCRO
 from .natural import Natural
+from .oktopk import OkTopk
 from .onebit import OneBit
 from .powersgd import PowerSGD
 from .qsgd import QSGD
@@ -75,6 +77,7 @@ __all__ = [
     "Exchanged",
     "Feedback",
     "Float16",
+    "GTopK",
     "Gather",
     "GatherV",
     "GaussianK",
@@ -86,6 +89,7 @@ __all__ = [
     "MiCRO",
     "Natural",
     "NoCompression",
+    "OkTopk",
     "OneBit",
     "PowerSGD",
     "RandomK",

@@ -224,7 +224,7 @@ class Capabilities:
         biased: the expectation of ``mean`` is not the mean gradient; wants error feedback.
         stateful: keeps memory between steps, so a bad step has to be agreed and undone.
         linear: the payload of a sum is the sum of payloads, so it can be all-reduced.
-        rounds: messages per exchange.
+        rounds: messages per exchange, at most; None where the number of ranks decides.
         min_ndim: tensors of fewer dimensions go dense.
         mean_of_sent: the mean over ranks of ``sent`` is ``mean``.
         conserves: with error feedback nothing is lost: the sum of means and the mean residual add
@@ -238,7 +238,7 @@ class Capabilities:
     biased: bool
     stateful: bool
     linear: bool
-    rounds: int
+    rounds: int | None
     min_ndim: int = 0
     mean_of_sent: bool = True
     conserves: bool = True

@@ -11,6 +11,7 @@ import abc
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from .base import (
     Mean,
     all_finite,
 )
+
+Pairs: TypeAlias = tuple[Tensor, Tensor]  # values (k,), and their indices (k,), distinct
 
 # -------------------------------------------------------------------------------- decoded forms
 
@@ -57,7 +60,7 @@ class SparseMean(Decoded):
         parts: for each rank its values (k,) and their indices (k,), distinct within a rank.
     """
 
-    parts: Sequence[tuple[Tensor, Tensor]]
+    parts: Sequence[Pairs]
 
     def store_(self, bucket: Bucket) -> None:
         wide = torch.promote_types(bucket.flat.dtype, torch.float32)
@@ -119,6 +122,37 @@ def average_all(bucket: Bucket) -> Exchange:
     """The plain mean, for where choosing would not pay; the bucket stays as it was."""
     (mean,) = yield Mean((bucket.flat.clone(),))
     return Exchanged(mean=Dense(mean), sent=Dense(bucket.flat))
+
+
+# ---------------------------------------------------------------------------------------- pairs
+
+
+def add_up(parts: Sequence[Pairs]) -> Pairs:
+    """The sum of sparse vectors, its indices ascending."""
+    indices, places = torch.cat([own for _, own in parts]).unique(return_inverse=True)
+    total = torch.zeros(len(indices), dtype=parts[0][0].dtype, device=indices.device)
+    places = places.split([len(own) for _, own in parts])
+    for (values, _), place in zip(parts, places, strict=True):  # in order: equal bits every time
+        total.index_add_(0, place, values)
+    return total, indices
+
+
+def pack_pairs(values: Tensor, indices: Tensor) -> Tensor:
+    """One row of bytes for each pair (k, bytes of a value + bytes of an index)."""
+    columns = (t.view(torch.uint8).view(len(t), t.element_size()) for t in (values, indices))
+    return torch.cat(tuple(columns), dim=1)
+
+
+def unpack_pairs(packed: Tensor, *, values: torch.dtype, indices: torch.dtype) -> Pairs:
+    """The pairs in ``packed`` (bytes,), the rows of `pack_pairs` one after another."""
+    rows = packed.view(-1, values.itemsize + indices.itemsize)
+    first, last = rows[:, : values.itemsize], rows[:, values.itemsize :]
+    # in memory of their own, because wider types have to begin at multiples of their size
+    return _flat(first).view(values), _flat(last).view(indices)
+
+
+def _flat(rows: Tensor) -> Tensor:
+    return rows.clone(memory_format=torch.contiguous_format).view(-1)
 
 
 # ---------------------------------------------------------------------------------- sparsifiers

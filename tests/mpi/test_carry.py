@@ -210,6 +210,8 @@ SPECS = {
     "gaussiank": ["gaussiank:density=0.05"],
     "sidco": ["sidco:density=0.05", "sidco:density=0.1,fit=gamma"],
     "acpsgd": ["acpsgd", "acpsgd:rank=1"],
+    "gtopk": ["gtopk:density=0.05", "gtopk:density=0.1,complete=false"],
+    "oktopk": ["oktopk:density=0.05", "oktopk:density=0.1,reselect=1,repartition=2"],
     "dgc": ["dgc:density=0.05", "dgc:density=0.1,nesterov=true,clip=1.0"],
     "powersgd": [
         "powersgd:rank=2",

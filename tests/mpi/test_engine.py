@@ -605,3 +605,11 @@ def test_join(batches: Callable[[int], int], compression: str) -> None:
     model(batch()).square().sum().backward()
     if compression == "none":
         assert_mean(model, local)
+
+
+@pytest.mark.parametrize(
+    "spec", ["dgc:density=0.15", "gtopk:density=0.15", "oktopk:density=0.15,repartition=2"]
+)
+def test_join_where_ranks_have_different_parts(spec: str) -> None:
+    """A rank without data is handed nothing, and still knows the result."""
+    test_join(lambda rank: rank + 1, spec)
