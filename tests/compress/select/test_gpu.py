@@ -12,20 +12,8 @@ import torch
 
 from mpicomp.compress.select import gpu, search
 
-FUNCTIONS = [
-    "arange",
-    "bitwise_and",
-    "concatenate",
-    "empty",
-    "flatnonzero",
-    "iinfo",
-    "int64",
-    "partition",
-    "sort",
-    "uint64",
-    "zeros",
-    "from_dlpack",
-]
+FUNCTIONS = "arange bitwise_and concatenate empty flatnonzero from_dlpack iinfo int64 partition"
+FUNCTIONS += " sort uint64 zeros"
 
 
 @pytest.fixture
@@ -54,7 +42,7 @@ def launches(monkeypatch):
         return nullcontext()
 
     cuda = SimpleNamespace(Device=no_context, ExternalStream=no_context, is_available=lambda: True)
-    names = {name: getattr(np, name) for name in FUNCTIONS}
+    names = {name: getattr(np, name) for name in FUNCTIONS.split()}
     cupy = SimpleNamespace(cuda=cuda, RawModule=RawModule, **names)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
