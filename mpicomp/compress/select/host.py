@@ -20,7 +20,7 @@ def above(bits: Array, floor: Array, limit: int) -> Array | None:
     """See `search.Passes`."""
     step = CHUNK_BYTES // bits.itemsize
     scratch, passed = np.empty(step, bits.dtype), np.empty(step, np.bool_)
-    parts, total = [], 0
+    parts, total = [np.empty(0, np.int64)], 0
     for start, chunk in _chunks(bits):
         values, flags = scratch[: len(chunk)], passed[: len(chunk)]
         np.bitwise_and(chunk, np.iinfo(bits.dtype).max, out=values)
