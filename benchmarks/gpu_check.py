@@ -4,12 +4,14 @@
 
 Runs itself with one rank and with two ranks that share the first device, and prints one table:
 every compressor on the device against the same on the CPU, gradients that arrive late on their
-stream, and bandwidths. Without a device it says so, and measures nothing.
+stream, bandwidths, and the selection of the largest elements: right, and how fast. Without a device
+it says so, and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -22,12 +24,15 @@ from torch import Tensor, nn
 
 import mpicomp
 from mpicomp.compress import Simulation, available
+from mpicomp.compress.select import gpu, largest
 
 RANKS = (1, 2)
 STEPS = 3
 TOLERANCE = 1e-3  # of the norm; a wrong element of top-k, or a stale gradient, is far above
 DELAY_CYCLES = 200_000_000  # of the device's clock: about a tenth of a second
 PAYLOAD_BYTES = 256 << 20
+WIDTHS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DENSITIES = (0.0001, 0.001, 0.01, 0.1)
 TARGET = f"results on the device within {TOLERANCE:g} of those on the CPU, late gradients included"
 
 
@@ -152,6 +157,48 @@ def check_streams(method: str, stream: torch.cuda.Stream) -> Row:
     return error_row(f"{method}, late on {side} stream", pairs)
 
 
+# ----------------------------------------------------------------------------------- selection
+
+
+def wrong_selections(flat: Tensor, k: int) -> int:
+    """How many of the k chosen on the device are chosen twice, or are not as by sorting."""
+    chosen = flat[largest(flat.cuda(), k).cpu().unique()].abs().double()
+    expected = flat.abs().double().sort(descending=True).values[:k]
+    if len(chosen) < k:
+        return k - len(chosen)
+    got = chosen.sort(descending=True).values
+    return int((got.nan_to_num(-1.0) != expected.nan_to_num(-1.0)).sum())
+
+
+def selections() -> list[Row]:
+    """The elements that are largest, of many kinds of numbers, against sorting on the CPU."""
+    normal = torch.randn(1_000_003, generator=torch.Generator().manual_seed(0))
+    rare = torch.where(normal.abs() > 3.5, normal, 0.0)
+    odd = normal.clone()
+    odd[::1000] = float("inf")
+    odd[::1500] = float("nan")
+    kinds = {f"{dtype}".removeprefix("torch."): normal.to(dtype) for dtype in WIDTHS}
+    kinds |= {"rounded": normal.round(), "constant": normal * 0 - 1, "zero": normal * 0}
+    kinds |= {"rarely not zero": rare, "not finite": odd, "strided": normal.repeat(3)[::3]}
+    rows = [Row("CuPy is used for selection", 1, float(gpu.available()), "yes or no")]
+    for name, flat in kinds.items():
+        wrong = sum(wrong_selections(flat, int(flat.numel() * density)) for density in DENSITIES)
+        rows.append(Row(f"selection, {name}", 1, float(wrong), "wrong elements", wrong == 0))
+    return rows
+
+
+def selection_is_in_order(stream: torch.cuda.Stream) -> Row:
+    """The values are written on ``stream`` by a kernel that waits behind a delay."""
+    flat = torch.zeros(1_000_000, device="cuda")
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(DELAY_CYCLES)
+        flat[100:200] = 1.0
+        wrong = 100 - int(flat[largest(flat, 100)].sum())
+    side = "default" if stream == torch.cuda.default_stream() else "side"
+    return Row(f"selection, late on {side} stream", 1, float(wrong), "wrong elements", wrong == 0)
+
+
 # ----------------------------------------------------------------------------------- bandwidth
 
 
@@ -179,6 +226,21 @@ def bandwidths() -> list[Row]:
     ]
 
 
+def selection_speeds() -> list[Row]:
+    flat = torch.randn(PAYLOAD_BYTES // 4, device="cuda")
+    copy = torch.empty_like(flat)
+    rows = [bandwidth_row("copy on the device", lambda: copy.copy_(flat))]
+    for density in DENSITIES:
+        for side, select in {"largest": largest, "topk": torch_topk}.items():
+            work = functools.partial(select, flat, int(flat.numel() * density))
+            rows.append(bandwidth_row(f"{side}, density {density:g}", work))
+    return rows
+
+
+def torch_topk(flat: Tensor, k: int) -> Tensor:
+    return torch.topk(flat.abs(), k, sorted=False).indices
+
+
 # ----------------------------------------------------------------------------------------- main
 
 
@@ -189,6 +251,11 @@ def run_checks() -> list[Row]:
     rows += [check_optimizer(method, "cuda") for method in available()]
     for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
         rows += [check_streams(method, stream) for method in ("none", "powersgd:rank=1")]
+    if mpicomp.size() == 1:
+        rows += selections() + selection_speeds()
+        rows += [
+            selection_is_in_order(s) for s in (torch.cuda.default_stream(), torch.cuda.Stream())
+        ]
     return rows + bandwidths()
 
 

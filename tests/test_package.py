@@ -40,6 +40,7 @@ def test_every_module_is_in_the_wheel(wheel: Path) -> None:
     for path in [*ROOT.glob("mpicomp/**/*.py"), *ROOT.glob("launch/mpicomp_launch/**/*.py")]:
         assert path.relative_to(ROOT).as_posix().removeprefix("launch/") in names
     assert {"mpicomp/py.typed", "mpicomp/__init__.pyi", "mpicomp_launch/py.typed"} <= names
+    assert "mpicomp/compress/select/above.cu" in names
     assert not any(name.startswith(("tests/", "examples/", "launch/")) for name in names)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import host
 from .exact import largest
 
 _CPU_BLOCK = 2**16  # elements: a block and what is made of it stay in the second-level cache
@@ -51,20 +52,11 @@ def blocks(flat: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _above_on_host(flat: Tensor, threshold: float) -> Tensor:
-    """NumPy writes into buffers that stay in cache, and finds few among many several times faster.
-
-    What is not below is above, so that NaN is found.
-    """
-    values = flat.numpy()
+    """By the bits, as in `search`: there NaN is the largest."""
+    values = flat.detach().numpy()
+    bits = values.view(f"i{values.itemsize}")
     limit = values.dtype.type(threshold)
-    magnitudes = np.empty(min(_CPU_BLOCK, values.size), values.dtype)
-    mask = np.empty(magnitudes.size, np.bool_)
-    found = [torch.empty(0, dtype=torch.int64)]
-    for start in range(0, values.size, _CPU_BLOCK):
-        block = values[start : start + _CPU_BLOCK]
-        here, chosen = magnitudes[: block.size], mask[: block.size]
-        np.abs(block, out=here)
-        np.less(here, limit, out=chosen)
-        np.logical_not(chosen, out=chosen)
-        found.append(torch.from_numpy(np.flatnonzero(chosen) + start))
-    return torch.cat(found)
+    floor = bits.dtype.type(-1 if np.isnan(limit) else limit.view(bits.dtype) - 1)
+    found = host.above(bits, floor, limit=bits.size)
+    assert found is not None
+    return torch.from_numpy(found)
