@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-from language_model import SIZES, Transformer, load_text, loss_of, windows  # noqa: E402
+from language_model import SIZES, Transformer, load_text, loss_of, windows
 
 CONTEXT = 64
 WARM_STEPS = 20
