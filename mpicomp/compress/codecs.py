@@ -80,17 +80,13 @@ def sign_bits(x: Tensor) -> Tensor:
 
 def select(codes: Tensor, high: Tensor, low: Tensor, tiles: Tiles) -> Tensor:
     """The row's ``high`` (rows, 1) where a bit is set, its ``low`` (rows, 1) elsewhere."""
-    values = high.new_empty(sum(rows * width for rows, width in tiles))
-    bits = unpack(codes, 1, values.numel()).view(torch.bool)
-    parts = zip(
-        views(values, tiles),
-        views(bits, tiles),
-        columns(high, tiles),
-        columns(low, tiles),
-        strict=True,
-    )
-    for out, bit, one, zero in parts:
-        torch.where(bit, one, zero, out=out)
+    bits = unpack(codes, 1, sum(rows * width for rows, width in tiles))
+    values = bits.to(high.dtype)
+    others = (1 - bits).to(high.dtype)
+    highs, lows = columns(high, tiles), columns(low, tiles)
+    parts = zip(views(values, tiles), views(others, tiles), highs, lows, strict=True)
+    for out, other, one, zero in parts:
+        out.mul_(one).addcmul_(other, zero)  # exact, and many times faster than torch.where
     return values
 
 

@@ -65,7 +65,9 @@ class TwoMeans(Codec):
 
 def _two_means(matrix: Tensor, wide: torch.dtype) -> Tensor:
     """For each row the mean of its elements from 0 up and of those below (rows, 2), 0 of none."""
-    count = (matrix >= 0).sum(1, dtype=wide)
-    above = matrix.clamp(min=0).sum(1, dtype=wide) / count.clamp(min=1)
-    below = matrix.clamp(max=0).sum(1, dtype=wide) / (matrix.shape[1] - count).clamp(min=1)
-    return torch.stack([above, below], dim=1)
+    part = matrix.clamp(min=0).to(wide)
+    above = part.sum(1)
+    below = torch.clamp(matrix, max=0, out=part).sum(1)
+    num_above = torch.ge(matrix, 0, out=part).sum(1)
+    num_below = torch.lt(matrix, 0, out=part).sum(1)
+    return torch.stack([above / num_above.clamp(min=1), below / num_below.clamp(min=1)], dim=1)
