@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .base import Bucket, Capabilities, Exchange, Gather, State
 from .scalars import count_step, scalar, scalars, set_scalar, step_of, steps
-from .select import largest
+from .select import above, largest
 from .sparse import Sparsifier, average_all, average_union, union_costs_more
 
 UNKNOWN = 0.0
@@ -77,7 +77,7 @@ class ThresholdSparsifier(Sparsifier):
 
         step, threshold = step_of(state), scalar(state, "threshold")
         bounds, own = self.bounds(bucket, state), (step + bucket.rank) % size
-        part = flat[bounds[own] : bounds[own + 1]].abs()
+        part = flat[bounds[own] : bounds[own + 1]]
         if threshold == UNKNOWN:
             chosen, level = best(part, (target + bucket.rank) // size)
         else:
@@ -141,20 +141,18 @@ def even_bounds(numel: int, size: int) -> list[int]:
 
 
 def best(part: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Of the magnitudes ``part`` the ``k`` largest, without zeros, and the least of these."""
+    """Indices of the ``k`` largest elements, without zeros, and the least of their magnitudes."""
     chosen = largest(part, min(k, part.numel()))
-    chosen = chosen[part[chosen] > 0]
+    chosen = chosen[part[chosen] != 0]
     if not chosen.numel():
         return chosen, torch.zeros((), dtype=torch.float64, device=part.device)
-    return chosen, part[chosen].min().double()
+    return chosen, part[chosen].abs().min().double()
 
 
 def passing(part: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Of the magnitudes ``part`` all from ``threshold`` up, and by how much they exceed it."""
-    numbers = torch.finfo(part.dtype)
-    threshold = min(max(threshold, numbers.tiny), numbers.max)
-    chosen = (part >= threshold).nonzero().squeeze(1)
-    return chosen, (part[chosen].double() - threshold).sum()
+    """Indices of all elements from ``threshold`` up, and by how much they exceed it together."""
+    chosen = above(part, threshold)
+    return chosen, (part[chosen].abs().double() - threshold).sum()
 
 
 def limited(counts: Sequence[int], limit: int) -> list[int]:
