@@ -59,4 +59,5 @@ def _above_on_host(flat: Tensor, threshold: float) -> Tensor:
     floor = bits.dtype.type(-1 if np.isnan(limit) else limit.view(bits.dtype) - 1)
     found = host.above(bits, floor, limit=bits.size)
     assert found is not None
-    return torch.from_numpy(found)
+    # an empty tensor that NumPy made has a stride of 0, and cannot be seen as bytes
+    return torch.from_numpy(found) if len(found) else torch.empty(0, dtype=torch.int64)
