@@ -59,5 +59,10 @@ def _above_on_host(flat: Tensor, threshold: float) -> Tensor:
     floor = bits.dtype.type(-1 if np.isnan(limit) else limit.view(bits.dtype) - 1)
     found = host.above(bits, floor, limit=bits.size)
     assert found is not None
+<<<<<<< HEAD
     # NumPy's empty tensors have a stride of 0 and cannot be packed as bytes
     return torch.from_numpy(found) if found.size else torch.empty(0, dtype=torch.int64)
+=======
+    # an empty tensor that NumPy made has a stride of 0, and cannot be seen as bytes
+    return torch.from_numpy(found) if len(found) else torch.empty(0, dtype=torch.int64)
+>>>>>>> bc28a6b994133745488f0280d95e1c48dbb43cf6
