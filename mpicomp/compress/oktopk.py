@@ -28,7 +28,7 @@ from .base import (
 )
 from .registry import register
 from .scalars import count_step, scalar, scalars, set_scalar, step_of, steps
-from .select import largest
+from .select import above, above_at_most, largest
 from .sparse import (
     Pairs,
     Sparse,
@@ -147,7 +147,7 @@ def choose(flat: Tensor, k: int, threshold: float | None) -> tuple[Tensor, float
     What ``threshold`` lets pass, if that is between 2/3 k and 4/3 k; the k largest otherwise.
     """
     if threshold is not None:
-        chosen = (flat.abs() >= threshold).nonzero().view(-1)
+        chosen = above(flat, threshold)
         if 2 * k <= 3 * len(chosen) and len(chosen) <= most(k):
             return chosen, threshold
     chosen = largest(flat, k).sort().values
@@ -182,9 +182,7 @@ def _gather_largest(
 def _strongest(pairs: Pairs, threshold: float, limit: int) -> Pairs:
     """The pairs whose magnitude is ``threshold`` or more; the largest if more than ``limit``."""
     values, indices = pairs
-    strong = (values.abs() >= threshold).nonzero().view(-1)
-    if len(strong) > limit:
-        strong = strong[largest(values[strong], limit)]
+    strong = above_at_most(values, threshold, limit)
     return values[strong], indices[strong]
 
 
