@@ -186,7 +186,9 @@ def _moved(comm: Communicator, packed: Tensor, lengths: list[int]) -> Task[list[
 def _pack(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors])
+    # what is empty may have strides that forbid a view as bytes
+    parts = [t.contiguous().view(-1).view(torch.uint8) for t in tensors if t.numel()]
+    return torch.cat(parts) if parts else tensors[0].new_empty(0, dtype=torch.uint8)
 
 
 def _unpack(

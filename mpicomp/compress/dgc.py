@@ -32,7 +32,9 @@ class DGC(Sparsifier):
         momentum: in [0, 1); the optimizer's own must be 0.
         nesterov: send a step ahead, as ``torch.optim.SGD(nesterov=True)`` does.
         clip: each of n ranks makes its own gradient of a parameter shorter if its L2 norm, in
-            unscaled units, is above ``clip / sqrt(n)``; 0 for none.
+            unscaled units, is above ``clip * sqrt(n)``, which is about what independent gradients
+            have whose mean has the norm ``clip``; 0 for none. (The paper divides by ``sqrt(n)``,
+            as its gradients are divided by n before.)
     """
 
     density: float = 0.001
@@ -75,7 +77,7 @@ class DGC(Sparsifier):
         self, bucket: Bucket, state: State, name: str, grad: Tensor | None, *, scale: float = 1.0
     ) -> None:
         if grad is not None and self.clip:
-            grad = clipped(grad, self.clip * scale / bucket.size**0.5)
+            grad = clipped(grad, self.clip * scale * bucket.size**0.5)
         load_velocity_(
             bucket,
             state,

