@@ -61,7 +61,7 @@ def quantize_tiles(
     scales.clamp_(min=torch.finfo(wide).tiny)  # the inverse of anything smaller overflows
     scaled = torch.empty_like(x, dtype=wide)
     for matrix, out, column in zip(
-        matrices, views(scaled, tiles), columns(scales.unsqueeze(1), tiles), strict=True
+        matrices, views(scaled, tiles), columns(scales, tiles), strict=True
     ):
         torch.div(matrix, column, out=out)
     if generator is None:
@@ -78,8 +78,6 @@ def dequantize_tiles(scales: Tensor, codes: Tensor, bits: int, tiles: Tiles) -> 
     numel = sum(rows * width for rows, width in tiles)
     signed = unpack(codes, bits, numel) - (1 << bits - 1)  # wraps around
     values = signed.view(torch.int8).to(scales.dtype)
-    for matrix, column in zip(
-        views(values, tiles), columns(scales.unsqueeze(1), tiles), strict=True
-    ):
+    for matrix, column in zip(views(values, tiles), columns(scales, tiles), strict=True):
         matrix.mul_(column)
     return values

@@ -70,7 +70,7 @@ class Signs(Codec):
         return torch.cat([x.new_empty(0, 1, dtype=wide), *means]), sign_bits(x)
 
     def decode(self, tiles: Tiles, scales: Tensor, codes: Tensor) -> Tensor:
-        return select(codes, scales, 0.0 - scales, tiles)
+        return select(codes, scales[:, 0], 0.0 - scales[:, 0], tiles)
 
 
 def sign_bits(x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def sign_bits(x: Tensor) -> Tensor:
 
 
 def select(codes: Tensor, high: Tensor, low: Tensor, tiles: Tiles) -> Tensor:
-    """The row's ``high`` (rows, 1) where a bit is set, its ``low`` (rows, 1) elsewhere."""
+    """The row's ``high`` (rows,) where a bit is set, its ``low`` (rows,) elsewhere."""
     bits = unpack(codes, 1, sum(rows * width for rows, width in tiles))
     values = bits.to(high.dtype)
     others = (1 - bits).to(high.dtype)

@@ -60,12 +60,13 @@ class TwoMeans(Codec):
         return torch.cat([x.new_empty(0, 2, dtype=wide), *means]), sign_bits(x)
 
     def decode(self, tiles: Tiles, scales: Tensor, codes: Tensor) -> Tensor:
-        return select(codes, scales[:, :1], scales[:, 1:], tiles)
+        return select(codes, scales[:, 0], scales[:, 1], tiles)
 
 
 def _two_means(matrix: Tensor, wide: torch.dtype) -> Tensor:
     """For each row the mean of its elements from 0 up and of those below (rows, 2), 0 of none."""
-    part = matrix.clamp(min=0).to(wide)
+    matrix = matrix.to(wide)
+    part = matrix.clamp(min=0)
     above = part.sum(1)
     below = torch.clamp(matrix, max=0, out=part).sum(1)
     num_above = torch.ge(matrix, 0, out=part).sum(1)

@@ -40,8 +40,8 @@ def views(flat: Tensor, tiles: Tiles) -> list[Tensor]:
 
 
 def columns(scales: Tensor, tiles: Tiles) -> list[Tensor]:
-    """The part of ``scales`` (k, 1) that belongs to each matrix."""
-    return list(scales.split([rows for rows, _ in tiles]))
+    """The part of ``scales`` (k,) that belongs to each matrix, as (rows, 1)."""
+    return list(scales.unsqueeze(1).split([rows for rows, _ in tiles]))
 
 
 def split(tiles: Tiles, bounds: Sequence[int]) -> list[Tiles]:

@@ -49,3 +49,10 @@ def test_bytes(spec, scales):
     grads = {"w": torch.ones(64, 512)}
     (sent,) = Simulation(spec, grads, size=1).step([grads]).bytes_sent
     assert sent == 64 * 512 / 8 + 8 * scales
+
+
+def test_16_bit_gradients_are_averaged_in_fp32():
+    grads = {"w": torch.full((2, 1001), 1.0).bfloat16()}
+    grads["w"][0, 0] = -1000.0
+    out = Simulation("onebit:error_feedback=false", grads, size=1).step([grads]).means[0]["w"]
+    assert out.float().tolist() == [[-1000.0] + [1.0] * 1000, [1.0] * 1001]
