@@ -96,8 +96,6 @@ class QSGD(Stochastic):
         codes, steps = part
         levels = unpack(codes, self.bits, total.numel()) - self.levels  # wraps around
         signed = views(levels.view(torch.int8), tiles)
-        for rows, own, step in zip(
-            views(total, tiles), signed, columns(steps.unsqueeze(1), tiles), strict=True
-        ):
+        for rows, own, step in zip(views(total, tiles), signed, columns(steps, tiles), strict=True):
             rows.addcmul_(own, step)
         return total

@@ -105,7 +105,7 @@ class TernGrad(Stochastic):
 
 def _rows(flat: Tensor, scales: Tensor, tiles: Tiles) -> Iterable[tuple[Tensor, Tensor]]:
     """Parameters of equal size as rows, and their scales as a column."""
-    return zip(views(flat, tiles), columns(scales.unsqueeze(1), tiles), strict=True)
+    return zip(views(flat, tiles), columns(scales, tiles), strict=True)
 
 
 def _decode(codes: Tensor, scales: Tensor, tiles: Tiles) -> Tensor:

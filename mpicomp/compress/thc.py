@@ -82,7 +82,7 @@ class THC(Stochastic):
         signs = self._signs(seed, step_of(state), bucket)
         rotated = _rotate(bucket.flat, signs, tiles)
         (ranges,) = yield Max((comparable(torch.cat([peak(rows, 1) for rows in rotated])),))
-        own = self._encode(rotated, columns(nonzero(ranges).unsqueeze(1), tiles), bucket, state)
+        own = self._encode(rotated, columns(nonzero(ranges), tiles), bucket, state)
         (sums,) = yield Sum((own.to(sum_dtype(bucket.size * self.levels), copy=True),))
 
         def decode(codes: Tensor, size: int) -> Tensor:
@@ -136,6 +136,6 @@ def _rotate(flat: Tensor, signs: Tensor, tiles: Tiles) -> list[Tensor]:
 def _rotate_back(codes: Tensor, steps: Tensor, signs: Tensor, tiles: Tiles) -> Tensor:
     """Values of ``codes``, given what a code of 1 stands for in each row; 1-d, with the filling."""
     values = codes.to(steps.dtype)
-    for rows, step in zip(views(values, tiles), columns(steps.unsqueeze(1), tiles), strict=True):
+    for rows, step in zip(views(values, tiles), columns(steps, tiles), strict=True):
         torch.mul(hadamard(rows.mul_(step)), signs[: rows.shape[1]], out=rows)
     return values
