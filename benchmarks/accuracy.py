@@ -37,7 +37,7 @@ class Task:
 
 TASKS = {
     "digits": Task(
-        options=("--steps", "660"),
+        options=("--steps", "330"),
         metric="held-out accuracy",
         better=1,
         margin=2.0,
