@@ -31,6 +31,8 @@ SPOTS = [
 
 STEP = 7.0
 
+LEAST = 1e-5  # errors below are rounding
+
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Error of the sum against bytes of 8 ranks, both logarithmic, as ``path``'s suffix says."""
@@ -40,13 +42,14 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     points: dict[str, tuple[float, float, str]] = {}
     for (family, names), colour in zip(FAMILIES.items(), COLOURS, strict=True):
         own = [row for row in rows if _name(row) in names]
-        points |= {_name(row): (row["bytes_8"], row["error_sum"], colour) for row in own}
+        x = [row["bytes_8"] for row in own]
+        y = [max(row["error_sum"], LEAST) for row in own]
+        points |= {_name(row): (*place, colour) for row, *place in zip(own, x, y, strict=True)}
         if own:
-            x, y = ([row[key] for row in own] for key in ("bytes_8", "error_sum"))
             axes.scatter(x, y, s=28, color=colour, label=family, zorder=3)
     axes.set(xscale="log", yscale="log")
     axes.set_xlabel("bytes that each of 8 ranks receives in a step")
-    axes.set_ylabel(f"relative error of the sum of {rows[0]['steps']} mean gradients")
+    axes.set_ylabel(f"relative error of the sum of {rows[0]['steps']} means, {LEAST:g} or more")
     axes.grid(which="major", color="#dddddd", linewidth=0.6)
     axes.margins(0.08)
     axes.legend(frameon=False, fontsize=9, loc="lower left")

@@ -41,12 +41,12 @@ def received(messages: list[Message]) -> float:
 SEEN = ("threshold", "gaussiank", "sidco", "oktopk")
 """Methods whose formula takes the number of elements that each of two ranks chose: data decide."""
 
-TEAMS = 16  # ranks at least, in teams that know nothing of each other, where counts are averaged
+TEAMS = 16  # ranks at least that are counted, in teams that know nothing of each other
 
 
 def count_bytes(spec: str, pool: Sequence[Grads], *, size: int) -> float:
-    """Bytes that a rank receives in a step, of ``size`` ranks: the mean of a few counts."""
-    starts = range(0, max(TEAMS, size), size)
+    """Bytes that a rank receives in a step, of ``size`` ranks; a mean of a few, if data decide."""
+    starts = range(0, max(TEAMS, size) if name_of(spec) in SEEN else size, size)
     return statistics.mean(_count(spec, pool, size, start) for start in starts)
 
 

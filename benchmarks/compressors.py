@@ -52,7 +52,7 @@ from mpicomp.compress.wrapper import Wrapper
 
 SIZE = "1M"
 BATCH = 8
-POOL = 64  # gradients
+POOL = 64  # gradients, or as many as there are ranks
 MANY = 1024  # ranks, for the formulas
 RANKS = 8  # for the errors
 COLD = 2  # steps before times count
@@ -182,7 +182,7 @@ def errors(spec: str, pool: Sequence[Grads], steps: int) -> Row:
     for step in range(steps):
         grads = [pool[i] for i in torch.randint(len(pool), (RANKS,), generator=draw).tolist()]
         mean = simulation.step(grads).means[0]
-        right = right + flat([sum(own[name] for own in grads) / RANKS for name in mean])
+        right = right + sum(flat([own[name] for name in mean]) for own in grads) / RANKS
         wrong = wrong + flat(list(mean.values()))
         if step == 0:
             first = relative_error(wrong, right)
@@ -264,7 +264,7 @@ def run(args: argparse.Namespace) -> list[Row]:
         check_complete()
     specs = args.compression or SPECS
     text, _ = load_text()
-    count = max(POOL, *args.ranks)
+    count = max(min(POOL, RANKS * args.steps), *args.ranks)
     pool = list(gradients(build_model(SIZE), text, batch=BATCH, count=count, seed=1))
     times = measure(specs, pool, args.repeats)
     rows = []
