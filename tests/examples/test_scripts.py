@@ -102,6 +102,24 @@ def test_digits_benchmark():
     assert (row["compression"], row["percent_of_dense"]) == ("none", 100)
 
 
+def test_compressors_benchmark(tmp_path):
+    methods = ("none", "topk:density=0.01", "gaussiank:density=0.01")
+    options = ("--ranks", "2", "4", "--steps", "2", "--repeats", "1", "--compression", *methods)
+    kept = str(tmp_path / "result.json")
+    lines = output(1, "benchmarks/compressors.py", *options, "--save", kept)
+    plain, sparse, estimated = rows = result(lines)["rows"]
+    assert result(lines)["holds"]
+    assert plain["error_sum"] < 1e-6 < sparse["error_sum"] < 1
+    d, v = 1056768, 8576
+    assert plain["bytes_1024"] == pytest.approx(2 * 1023 / 1024 * 4 * (d + v))
+    assert sparse["bytes_4"] == 3 * 8 * int(0.01 * d) + 2 * 3 / 4 * 4 * v
+    assert estimated["bytes_2"] == estimated["formula_2"] != sparse["bytes_2"]
+
+    again = output(1, "benchmarks/compressors.py", "--load", kept, "--markdown")
+    assert result(again)["rows"] == rows
+    assert [line.split(" | ")[0] for line in again[2:-1]] == [f"| `{name}`" for name in methods]
+
+
 def test_gpu_check_says_that_there_is_no_device():
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
