@@ -68,6 +68,9 @@ from mpicomp.compress import (
     ExDyna as ExDyna,
 )
 from mpicomp.compress import (
+    FetchSGD as FetchSGD,
+)
+from mpicomp.compress import (
     Float16 as Float16,
 )
 from mpicomp.compress import (
@@ -108,6 +111,9 @@ from mpicomp.compress import (
 )
 from mpicomp.compress import (
     SignSGD as SignSGD,
+)
+from mpicomp.compress import (
+    Sketch as Sketch,
 )
 from mpicomp.compress import (
     TernGrad as TernGrad,

@@ -29,6 +29,7 @@ from .dgc import DGC
 from .efsign import EFSign
 from .exdyna import ExDyna
 from .feedback import Feedback, with_feedback
+from .fetchsgd import FetchSGD
 from .gaussiank import GaussianK
 from .gtopk import GTopK
 from .integers import Int4, Int8
@@ -44,6 +45,7 @@ from .rules import Compression, assign, resolve
 from .sidco import SIDCo
 from .signsgd import SignSGD
 from .simulate import Simulation, StepResult, bucket_of, simulate
+from .sketch import Sketch
 from .sparse import Sparse, SparseMean
 from .specs import parse, spec_of
 from .start_after import StartAfter
@@ -76,6 +78,7 @@ __all__ = [
     "Exchange",
     "Exchanged",
     "Feedback",
+    "FetchSGD",
     "Float16",
     "GTopK",
     "Gather",
@@ -96,6 +99,7 @@ __all__ = [
     "SIDCo",
     "SignSGD",
     "Simulation",
+    "Sketch",
     "Sparse",
     "SparseMean",
     "StartAfter",

@@ -74,7 +74,7 @@ def simulate(
         for rank, message in enumerate(messages):
             if tap is not None:
                 tap(rank, message)
-        replies = [_answer(messages, rank) for rank in range(len(messages))]
+        replies = _answers(messages)
         for message in messages:
             _poison_(message)
 
@@ -107,22 +107,24 @@ def _signature(step: Message | Exchanged) -> tuple[object, ...]:
     return (type(step).__name__, root, *zip(shapes, (t.dtype for t in step.tensors), strict=True))
 
 
-def _answer(messages: Sequence[Message], rank: int) -> Answer:
-    """The answer to ``rank``, in memory of its own."""
+def _answers(messages: Sequence[Message]) -> list[Answer]:
+    """For each rank its answer, in memory of its own."""
     parts = [message.tensors for message in messages]
+    columns = list(zip(*parts, strict=True))
     match messages[0]:
         case Mean():
-            return tuple(_mean(column) for column in zip(*parts, strict=True))
+            return _copies([_mean(column) for column in columns], len(parts))
         case Sum():
-            return tuple(_sum(column).to(column[0].dtype) for column in zip(*parts, strict=True))
+            sums = [_sum(column).to(column[0].dtype) for column in columns]
+            return _copies(sums, len(parts))
         case Max():
-            return tuple(torch.stack(column).amax(0) for column in zip(*parts, strict=True))
+            return _copies([torch.stack(column).amax(0) for column in columns], len(parts))
         case Gather() | GatherV():
-            return tuple(_copy(tensors) for tensors in parts)
+            return [tuple(_copy(tensors) for tensors in parts) for _ in parts]
         case Broadcast(root=root):
-            return _copy(parts[root])
+            return _copies(parts[root], len(parts))
         case AllToAll():
-            return _copy([tensors[rank] for tensors in parts])
+            return [_copy(column) for column in columns]
     raise TypeError(f"simulate: message must be of a known kind, got {messages[0]!r}")
 
 
@@ -137,6 +139,10 @@ def _sum(column: Sequence[Tensor]) -> Tensor:
     for tensor in column[1:]:
         total += tensor
     return total
+
+
+def _copies(tensors: Sequence[Tensor], count: int) -> list[Answer]:
+    return [_copy(tensors) for _ in range(count)]
 
 
 def _copy(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -27,6 +27,15 @@ CASES = {
     "fp16": ["fp16"],
     "bf16": ["bf16"],
     # sketching
+    "sketch": [
+        "sketch:density=0.02,rows=3",
+        "sketch:density=0.05,rows=1,candidates=1,momentum=0",
+        "sketch",  # too small a bucket to pay
+    ],
+    "fetchsgd": [
+        "fetchsgd:density=0.02,rows=3",
+        "fetchsgd:density=0.1,rows=1,columns=3,momentum=0",
+    ],
     # low rank
     "powersgd": [
         "powersgd:rank=1",
@@ -126,6 +135,8 @@ CASES = {
 }
 EXACT = [
     "none",
+    "sketch:density=1",
+    "fetchsgd:density=1",
     "dgc:density=1",
     "gtopk:density=1",
     "oktopk:density=1",

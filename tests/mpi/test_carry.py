@@ -204,6 +204,8 @@ SPECS = {
     "none": ["none"],
     "fp16": ["fp16"],
     "bf16": ["bf16"],
+    "sketch": ["sketch:density=0.02,rows=3", "sketch:density=0.6"],
+    "fetchsgd": ["fetchsgd:density=0.02,rows=3"],
     "topk": ["topk:density=0.1", "topk:density=0.6", "topk:error_feedback=false,density=0.02"],
     "threshold": ["threshold:density=0.05", "threshold:density=0.1,value=1e6"],
     "randomk": ["randomk:density=0.1", "randomk:error_feedback=false,rescale=true"],
