@@ -27,6 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .select import largest
+
 MIN_COLUMNS = 32  # shorter rows cost more time than they save bytes
 _MIN_BLOCK, _MAX_BLOCKS = 1 << 14, 256  # fits a cache; keeps the number of operations down
 
@@ -121,18 +123,16 @@ def heaviest(values: Tensor, k: int) -> Tensor:
     if k in (0, values.numel()):
         return torch.arange(k, device=values.device)
     sizes = values.abs().nan_to_num_(nan=math.inf, posinf=math.inf)
-    bound = torch.topk(sizes, k, sorted=False).values.min()
+    bound = sizes[largest(sizes, k)].min()
     chosen = sizes > bound
     equal = (sizes == bound).nonzero().squeeze(1)
     chosen[equal[: k - int(chosen.sum())]] = True
     return chosen.nonzero().squeeze(1)
 
 
-def check_table(method: str, *, rows: int, columns: float, momentum: float) -> None:
+def check_table(method: str, *, rows: int, momentum: float) -> None:
     """Raise a ValueError unless these are legal options of a method that sketches."""
     if not isinstance(rows, int) or rows < 1 or rows % 2 == 0:
         raise ValueError(f"{method}: rows must be an odd integer from 1 up, got {rows!r}")
-    if not 0.0 < columns < math.inf:
-        raise ValueError(f"{method}: columns must be a finite number above 0, got {columns!r}")
     if not 0.0 <= momentum < 1.0:
         raise ValueError(f"{method}: momentum must be in [0, 1), got {momentum!r}")

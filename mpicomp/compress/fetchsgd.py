@@ -2,7 +2,10 @@
 
 Reference: D. Rothchild, A. Panda, E. Ullah, N. Ivkin, I. Stoica, V. Braverman, J. Gonzalez and
 R. Arora, "FetchSGD: Communication-Efficient Federated Learning with Sketching", ICML 2020,
-algorithm 1, with momentum factor masking and the learning rate left outside the memory.
+algorithm 1, with momentum factor masking and the learning rate left outside the memory. What was
+applied is not subtracted from the error, as the paper has it: its columns are set to zero, as in
+the authors' experiments. An estimate that is mostly noise of its columns would otherwise leave
+more behind than there was, and training diverges.
 """
 
 from __future__ import annotations
@@ -38,20 +41,23 @@ class FetchSGD(Sparsifier):
     Args:
         density: fraction of elements kept, in (0, 1].
         rows: of the tables, odd.
-        columns: of the tables, per kept element; at least 32 for each parameter.
+        width: columns of a table, as a fraction of the parameter's elements, in (0, 1]; at least
+            32 columns.
         momentum: in [0, 1); applied to the tables, so the optimizer must not apply its own.
         seed: of places and signs, which stay; that of rank 0 counts.
     """
 
     density: float = 0.01
     rows: int = 5
-    columns: float = 10.0
+    width: float = 0.1
     momentum: float = 0.9
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_table("fetchsgd", rows=self.rows, columns=self.columns, momentum=self.momentum)
+        check_table("fetchsgd", rows=self.rows, momentum=self.momentum)
+        if not 0.0 < self.width <= 1.0:
+            raise ValueError(f"fetchsgd: width must be in (0, 1], got {self.width!r}")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -60,6 +66,7 @@ class FetchSGD(Sparsifier):
             stateful=True,
             linear=True,
             rounds=1,  # and the seed, once
+            conserves=False,
             own_feedback=True,
             momentum=self.momentum > 0,
         )
@@ -119,7 +126,7 @@ class FetchSGD(Sparsifier):
         return len(shape) < 2 or not super().helps(shape)
 
     def _num_columns(self, numel: int) -> int:
-        return max(round(self.columns * self.num_kept(numel)), MIN_COLUMNS)
+        return max(round(self.width * numel), MIN_COLUMNS)
 
     def _sketches(self, bucket: Bucket, seed: int) -> dict[str, CountSketch]:
         """For each parameter that has tables, its places and signs: the same in every step."""

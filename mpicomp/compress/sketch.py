@@ -6,6 +6,7 @@ Reference: N. Ivkin, D. Rothchild, E. Ullah, V. Braverman, I. Stoica and R. Aror
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +52,9 @@ class Sketch(Sparsifier):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_table("sketch", rows=self.rows, columns=self.columns, momentum=self.momentum)
+        check_table("sketch", rows=self.rows, momentum=self.momentum)
+        if not 0.0 < self.columns < math.inf:
+            raise ValueError(f"sketch: columns must be finite and above 0, got {self.columns!r}")
         if not isinstance(self.candidates, int) or self.candidates < 1:
             raise ValueError(
                 f"sketch: candidates must be an integer from 1 up, got {self.candidates!r}"

@@ -30,11 +30,13 @@ CASES = {
     "sketch": [
         "sketch:density=0.02,rows=3",
         "sketch:density=0.05,rows=1,candidates=1,momentum=0",
+        "sketch:density=0.02,rows=3,warmup=1/0.05,warmup_steps=1",
         "sketch",  # too small a bucket to pay
     ],
     "fetchsgd": [
         "fetchsgd:density=0.02,rows=3",
-        "fetchsgd:density=0.1,rows=1,columns=3,momentum=0",
+        "fetchsgd:density=0.1,rows=1,width=0.3,momentum=0",
+        "fetchsgd:density=0.02,rows=3,warmup=0.5/0.1,warmup_steps=1",
     ],
     # low rank
     "powersgd": [
@@ -136,7 +138,7 @@ CASES = {
 EXACT = [
     "none",
     "sketch:density=1",
-    "fetchsgd:density=1",
+    "fetchsgd:width=1",
     "dgc:density=1",
     "gtopk:density=1",
     "oktopk:density=1",
