@@ -164,7 +164,7 @@ def plot(rows: list[Row], path: str) -> None:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="*", default=[4, 16, 64, 256])
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--batch", type=int, default=256, help="samples a step, over all workers")
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--lr", type=float, default=0.1)
