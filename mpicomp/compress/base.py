@@ -267,6 +267,10 @@ class Compressor(abc.ABC):
         """Whether a tensor of this shape gains by this method; if not, it goes dense."""
         return len(shape) >= self.capabilities.min_ndim
 
+    def uncompressed(self) -> Compressor | None:
+        """What a single rank does with its gradients: nothing, unless there is momentum."""
+        return None
+
     def init(self, bucket: Bucket) -> State:
         """The memory to begin with; only the layout of ``bucket`` matters, not its values."""
         return {}

@@ -7,6 +7,7 @@ the threshold from a sample, because exact selection was slow; here the selectio
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +70,9 @@ class DGC(Sparsifier):
 
     def bucket_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.promote_types(dtype, torch.float32)
+
+    def uncompressed(self) -> DGC:
+        return dataclasses.replace(self, density=1.0)
 
     def init(self, bucket: Bucket) -> State:
         return init_velocity(bucket)

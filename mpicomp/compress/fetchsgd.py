@@ -10,6 +10,7 @@ more behind than there was, and training diverges.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -76,6 +77,9 @@ class FetchSGD(Sparsifier):
 
     def bucket_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.promote_types(dtype, torch.float32)
+
+    def uncompressed(self) -> FetchSGD:
+        return dataclasses.replace(self, width=1.0)
 
     def init(self, bucket: Bucket) -> State:
         dtype = self.bucket_dtype(bucket.flat.dtype)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -13,7 +12,6 @@ from .base import Compressor
 from .dense import NoCompression
 from .feedback import with_feedback
 from .specs import parse
-from .wrapper import innermost
 
 Method: TypeAlias = Compressor | str | None
 Compression: TypeAlias = Method | Mapping[str, Method]
@@ -45,7 +43,10 @@ def resolve(compression: Compression) -> Rules:
 
 def alone(compression: Compression) -> dict[str, Compressor]:
     """The rules for a single rank: nothing is compressed, momentum is applied where it was."""
-    return {pattern: _uncompressed(method) for pattern, method in resolve(compression)}
+    return {
+        pattern: method.uncompressed() or NoCompression()
+        for pattern, method in resolve(compression)
+    }
 
 
 def assign(
@@ -75,14 +76,6 @@ def assign(
                     "(pass model= to DistributedOptimizer for the names in the model)"
                 )
     return {name: _effective(_match(rules, name), shape, dtype) for name, shape, dtype in params}
-
-
-def _uncompressed(compressor: Compressor) -> Compressor:
-    if not compressor.capabilities.momentum:
-        return NoCompression()
-    method: Any = innermost(compressor)
-    dense: Compressor = dataclasses.replace(method, density=1.0)
-    return dense
 
 
 def _method(method: object) -> Compressor:

@@ -6,6 +6,7 @@ Reference: N. Ivkin, D. Rothchild, E. Ullah, V. Braverman, I. Stoica and R. Aror
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -77,6 +78,9 @@ class Sketch(Sparsifier):
 
     def bucket_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.promote_types(dtype, torch.float32)
+
+    def uncompressed(self) -> Sketch:
+        return dataclasses.replace(self, density=1.0)
 
     def init(self, bucket: Bucket) -> State:
         return {**init_velocity(bucket), "seed": no_seed(bucket), "step": steps(bucket)}

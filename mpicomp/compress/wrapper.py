@@ -31,6 +31,9 @@ class Wrapper(Compressor):
     def bucket_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return self.inner.bucket_dtype(dtype)
 
+    def uncompressed(self) -> Compressor | None:
+        return self.inner.uncompressed()
+
     def init(self, bucket: Bucket) -> State:
         return self.inner.init(bucket)
 

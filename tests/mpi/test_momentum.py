@@ -22,7 +22,10 @@ def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
     return model(x).square().mean()
 
 
-@pytest.mark.parametrize("spec", ["dgc:density=1", "dgc:density=1,momentum=0.5"])
+@pytest.mark.parametrize(
+    "spec",
+    ["dgc:density=1", "dgc:density=1,momentum=0.5", "sketch:density=1", "fetchsgd:width=1"],
+)
 def test_everything_sent_is_ordinary_momentum(spec: str) -> None:
     model, twin = model_of(), model_of()
     momentum = 0.5 if "0.5" in spec else 0.9
@@ -42,7 +45,9 @@ def test_everything_sent_is_ordinary_momentum(spec: str) -> None:
 
 
 @pytest.mark.skipif(SIZE > 1, reason="about one rank")
-@pytest.mark.parametrize("spec", ["dgc:density=0.01", {"0.*": "dgc", "*": "topk"}])
+@pytest.mark.parametrize(
+    "spec", ["dgc:density=0.01", "sketch", "fetchsgd", {"0.*": "dgc", "*": "topk"}]
+)
 def test_one_rank_keeps_the_momentum_and_compresses_nothing(spec: object) -> None:
     model, twin = model_of(), model_of()
     opt = DistributedOptimizer(
