@@ -45,7 +45,7 @@ TASKS = {
         no_momentum="",
     ),
     "language_model": Task(
-        options=("--steps", "200", "--batch", "8", "--context", "64"),
+        options=("--size", "130k", "--steps", "300", "--context", "64", "--lr", "3e-3"),
         metric="held-out bits/byte",
         better=-1,
         margin=0.1,

@@ -4,8 +4,8 @@
     mpicomp-launch -np 2 python examples/language_model.py --size 5M --compression powersgd:rank=4
 
 Trains a byte-level transformer on the source text of Python's own standard library, and tells how
-many bits it needs for a byte of files that it has not seen. Try ``--size 1M`` to ``100M`` and watch
-samples/s: the larger the model, the longer dense gradients keep the ranks waiting. Learning rate
+many bits it needs for a byte of files that it has not seen. Try ``--size 130k`` to ``100M`` and
+watch samples/s: the larger the model, the longer dense gradients keep the ranks waiting. Learning rate
 schedules and gradient clipping work as ever: after ``backward()`` gradients are means over ranks.
 """
 
@@ -81,7 +81,13 @@ class Size:
     width: int  # of which each attention head takes 64
 
 
-SIZES = {"1M": Size(5, 128), "5M": Size(6, 256), "25M": Size(8, 512), "100M": Size(14, 768)}
+SIZES = {
+    "130k": Size(2, 64),
+    "1M": Size(5, 128),
+    "5M": Size(6, 256),
+    "25M": Size(8, 512),
+    "100M": Size(14, 768),
+}
 
 
 class Block(nn.Module):
