@@ -259,46 +259,54 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As the wrapped optimizer, and what this rank's compressors remember, by parameter."""
         state: dict[str, Any] = self.optimizer.state_dict()
-        memory = self._engine.memory() if self._engine is not None else {}
-        if memory:
-            state[_MEMORY] = {"rank": _world.rank(), "size": _world.size(), "memory": memory}
-        return state
+        memory = self._remembered()
+        return {**state, _MEMORY: memory} if memory else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a `state_dict`, also one of an optimizer that was not wrapped.
+        """Take over a `state_dict`, also one of an optimizer that was not wrapped; on all ranks.
 
-        What compressors remembered belongs to one rank: that of another rank, or of a job of
-        another size, is left out, with a warning.
+        What compressors remember of one rank's gradients belongs to that rank: that of another
+        rank, or of a job of another size, is left out, with a warning. What they remember in
+        common, such as counts of steps, is taken over all the same, so that ranks that load the
+        same file still agree on what is sent.
         """
         state = dict(state_dict)
         saved = state.pop(_MEMORY, None)
         self.optimizer.load_state_dict(state)
+        self._recall(saved)
+
+    def _remembered(self) -> dict[str, Any] | None:
+        memory = self._engine.memory() if self._engine is not None else {}
+        if not memory:
+            return None
+        return {"rank": _world.rank(), "size": _world.size(), "memory": memory}
+
+    def _recall(self, saved: dict[str, Any] | None) -> None:
+        """Let the compressors remember what `_remembered` gave, and nothing else."""
         if self._engine is None:
             return
-        if saved is None:
-            self._engine.restore({})
-            return
-        if (saved["rank"], saved["size"]) != (_world.rank(), _world.size()):
-            warnings.warn(
-                f"the residuals in this state belong to rank {saved['rank']} of {saved['size']}, "
-                f"not to rank {_world.rank()} of {_world.size()}; they are not used, and error "
-                "feedback starts from zero on this rank; save one file per rank to keep them",
-                stacklevel=2,
-            )
-            return
-        self._engine.restore(saved["memory"])
+        memory = saved["memory"] if saved else {}
+        if saved and (saved["rank"], saved["size"]) != (_world.rank(), _world.size()):
+            if PRIVATE_SLOTS & memory.keys():
+                warnings.warn(
+                    f"the residuals in this state belong to rank {saved['rank']} of "
+                    f"{saved['size']}, not to rank {_world.rank()} of {_world.size()}; they are "
+                    "not used, and error feedback starts from zero on this rank; save one file "
+                    "per rank to keep them",
+                    stacklevel=3,
+                )
+            memory = {slot: of for slot, of in memory.items() if slot not in PRIVATE_SLOTS}
+        self._engine.restore(memory)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {k: v for k, v in self.__dict__.items() if k not in ("_engine", "step")}
-        memory = self._engine.memory() if self._engine is not None else {}
-        return own | {_MEMORY: memory}
+        return own | {_MEMORY: self._remembered()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         memory = state.pop(_MEMORY)
         self.__dict__.update(state)
         self._start()
-        if self._engine is not None:
-            self._engine.restore(memory)
+        self._recall(memory)
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # not there yet: this object is being unpickled

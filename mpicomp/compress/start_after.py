@@ -33,8 +33,8 @@ class StartAfter(Wrapper):
     spec_options: ClassVar = {"steps": "start_after"}
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"start_after: steps must be at least 1, got {self.steps!r}")
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"start_after: steps must be an integer from 1 up, got {self.steps!r}")
         if self.inner.capabilities.own_feedback:
             raise ValueError(
                 "start_after: inner must leave memory and momentum to others, got "

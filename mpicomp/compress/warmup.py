@@ -35,9 +35,16 @@ class Warmup(Wrapper):
 
     def __post_init__(self) -> None:
         if not hasattr(self.inner, "density"):
-            raise ValueError(f"warmup: inner must have an option density, got {self.inner!r}")
-        if self.steps < 1:
-            raise ValueError(f"warmup: steps must be at least 1, got {self.steps!r}")
+            raise ValueError(
+                f"warmup: inner must have an option density, got {self.inner!r}; put Warmup around "
+                "the method itself, and other wrappers around Warmup"
+            )
+        if not isinstance(self.steps, int) or self.steps < 1:
+            raise ValueError(f"warmup: steps must be an integer from 1 up, got {self.steps!r}")
+        if not isinstance(self.densities, tuple) or not self.densities:
+            raise ValueError(
+                f"warmup: densities must be a tuple of at least one number, got {self.densities!r}"
+            )
         for density in self.densities:
             self._with(density)  # raises if it is not valid
 

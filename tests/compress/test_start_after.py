@@ -50,3 +50,8 @@ def test_a_bad_step_is_not_counted():
 def test_inner_with_momentum_is_refused():
     with pytest.raises(ValueError, match=r"use its density warm-up \(warmup=1,warmup_steps=4\)"):
         StartAfter(DGC(), 4)
+
+
+def test_steps_are_an_integer():
+    with pytest.raises(ValueError, match="steps must be an integer"):
+        StartAfter(DGC(), 1.5)

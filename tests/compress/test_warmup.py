@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mpicomp.compress import Simulation, parse
+from mpicomp.compress import Simulation, TopK, Values, Warmup, parse
 
 PARAMS = {"w": torch.empty(20, 20)}
 
@@ -35,3 +35,22 @@ def test_nothing_is_lost_on_the_way():
 def test_a_density_is_needed(spec):
     with pytest.raises(ValueError, match="warmup: inner must have an option density"):
         parse(f"{spec}:warmup=0.5,warmup_steps=1")
+
+
+@pytest.mark.parametrize(
+    ("densities", "steps", "contract"),
+    [
+        ([0.1, 0.2], 5, "densities must be a tuple"),
+        ((), 5, "densities must be a tuple"),
+        ((0.5,), 2.5, "steps must be an integer"),
+        ((0.5,), 0, "steps must be an integer"),
+    ],
+)
+def test_what_would_fail_in_the_first_step_fails_at_once(densities, steps, contract):
+    with pytest.raises(ValueError, match=contract):
+        Warmup(TopK(), densities, steps)
+
+
+def test_the_order_of_wrappers_is_named():
+    with pytest.raises(ValueError, match="put Warmup around the method itself"):
+        Warmup(Values(TopK(), "int8"), (0.1,), 2)
