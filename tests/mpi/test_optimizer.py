@@ -303,7 +303,8 @@ def test_the_memory_of_another_rank_is_not_used() -> None:
 @needs_ranks
 @pytest.mark.parametrize("how", ["load_state_dict", "pickle"])
 @pytest.mark.parametrize(
-    "spec", ["cltk:density=0.1", "randomk:density=0.1", "topk:density=0.1,start_after=4", "powersgd"]
+    "spec",
+    ["cltk:density=0.1", "randomk:density=0.1", "topk:density=0.1,start_after=4", "powersgd"],
 )
 def test_all_ranks_resume_from_one_file(spec: str, how: str) -> None:
     """Ranks that disagreed on the step or the seed would send different messages, and hang."""
