@@ -267,8 +267,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a `state_dict`, also one of an optimizer that was not wrapped.
 
-        What compressors remembered belongs to one rank: that of another rank, or of a job of
-        another size, is left out, with a warning.
+        What compressors remembered of one rank's gradients, as residuals, belongs to that rank:
+        from the state of another rank, or of a job of another size, it is left out, with a
+        warning. What all ranks share (factors, seeds, step counts) is taken over all the same, as
+        ranks that do not agree on it no longer exchange alike messages.
         """
         state = dict(state_dict)
         saved = state.pop(_MEMORY, None)
@@ -278,6 +280,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if saved is None:
             self._engine.restore({})
             return
+        memory = saved["memory"]
         if (saved["rank"], saved["size"]) != (_world.rank(), _world.size()):
             warnings.warn(
                 f"the residuals in this state belong to rank {saved['rank']} of {saved['size']}, "
@@ -285,8 +288,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "feedback starts from zero on this rank; save one file per rank to keep them",
                 stacklevel=2,
             )
-            return
-        self._engine.restore(saved["memory"])
+            memory = {slot: memory[slot] for slot in memory.keys() - PRIVATE_SLOTS}
+        self._engine.restore(memory)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {k: v for k, v in self.__dict__.items() if k not in ("_engine", "step")}

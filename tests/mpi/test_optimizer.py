@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import mpicomp
+from mpicomp.compress.base import PRIVATE_SLOTS
 from mpicomp.optimizer import DistributedOptimizer
 
 RANK, SIZE = mpicomp.rank(), mpicomp.size()
@@ -287,17 +288,50 @@ def test_state_goes_to_and_from_plain_optimizers() -> None:
     opt.load_state_dict(plain.state_dict())
 
 
+SHARING = [
+    "acpsgd:rank=1",
+    "powersgd:rank=1",
+    "thc:bits=2,block=8",
+    "randomk:density=0.1",
+    "micro:density=0.1",
+    "oktopk:density=0.1",
+    "topk:density=0.1,start_after=4",
+]
+
+
 @needs_ranks
 def test_the_memory_of_another_rank_is_not_used() -> None:
     model = small_model()
     opt = make("topk:density=0.1", model)
     train(opt, model, range(2))
     state = mpicomp.allgather_object(opt.state_dict())[(RANK + 1) % SIZE]
-    before = copy.deepcopy(opt.state_dict()["mpicomp"]["memory"]["residual"])
     with pytest.warns(UserWarning, match="belong to rank"):
         opt.load_state_dict(state)
-    for name, tensor in opt.state_dict()["mpicomp"]["memory"]["residual"].items():
-        assert torch.equal(tensor, before[name])
+    for tensor in opt.state_dict()["mpicomp"]["memory"]["residual"].values():
+        assert not tensor.any()
+
+
+@needs_ranks
+@pytest.mark.filterwarnings("ignore:the residuals in this state")
+@pytest.mark.parametrize("spec", SHARING)
+def test_all_ranks_can_go_on_from_the_state_of_one(spec: str) -> None:
+    """What ranks must agree on comes from that one state: seeds, turns, factors, step counts."""
+    model = small_model()
+    opt = make(spec, model)
+    train(opt, model, range(3))
+    state = mpicomp.broadcast_object(opt.state_dict(), 0)
+    for resumed_model in (small_model(), model):  # in a new process, and in the same one
+        resumed = make(spec, resumed_model) if resumed_model is not model else opt
+        resumed_model.load_state_dict(model.state_dict())
+        resumed.load_state_dict(state)
+        memory = resumed.state_dict()["mpicomp"]["memory"]
+        for slot in memory.keys() - PRIVATE_SLOTS:
+            for name, tensor in memory[slot].items():
+                assert torch.equal(tensor, state["mpicomp"]["memory"][slot][name])
+        train(resumed, resumed_model, range(3, 6))
+        flat = torch.cat([p.detach().flatten() for p in resumed_model.parameters()])
+        every = mpicomp.allgather(flat[None])
+        assert (every == every[0]).all()
 
 
 @pytest.mark.parametrize("how", ["pickle", "deepcopy"])
