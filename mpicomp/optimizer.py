@@ -265,17 +265,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a `state_dict`, also one of an optimizer that was not wrapped; on all ranks.
 
-<<<<<<< HEAD
         What compressors remember of one rank's gradients belongs to that rank: that of another
         rank, or of a job of another size, is left out, with a warning. What they remember in
         common, such as counts of steps, is taken over all the same, so that ranks that load the
         same file still agree on what is sent.
-=======
-        What compressors remembered of one rank's gradients, as residuals, belongs to that rank:
-        from the state of another rank, or of a job of another size, it is left out, with a
-        warning. What all ranks share (factors, seeds, step counts) is taken over all the same, as
-        ranks that do not agree on it no longer exchange alike messages.
->>>>>>> 985d439e2041d99506da8c08c073f63b0b1f79b2
         """
         state = dict(state_dict)
         saved = state.pop(_MEMORY, None)
@@ -292,7 +285,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Let the compressors remember what `_remembered` gave, and nothing else."""
         if self._engine is None:
             return
-<<<<<<< HEAD
         memory = saved["memory"] if saved else {}
         if saved and (saved["rank"], saved["size"]) != (_world.rank(), _world.size()):
             if PRIVATE_SLOTS & memory.keys():
@@ -304,20 +296,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     stacklevel=3,
                 )
             memory = {slot: of for slot, of in memory.items() if slot not in PRIVATE_SLOTS}
-=======
-        if saved is None:
-            self._engine.restore({})
-            return
-        memory = saved["memory"]
-        if (saved["rank"], saved["size"]) != (_world.rank(), _world.size()):
-            warnings.warn(
-                f"the residuals in this state belong to rank {saved['rank']} of {saved['size']}, "
-                f"not to rank {_world.rank()} of {_world.size()}; they are not used, and error "
-                "feedback starts from zero on this rank; save one file per rank to keep them",
-                stacklevel=2,
-            )
-            memory = {slot: memory[slot] for slot in memory.keys() - PRIVATE_SLOTS}
->>>>>>> 985d439e2041d99506da8c08c073f63b0b1f79b2
         self._engine.restore(memory)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -288,7 +288,8 @@ def test_state_goes_to_and_from_plain_optimizers() -> None:
     opt.load_state_dict(plain.state_dict())
 
 
-SHARING = [
+SHARING = [  # methods whose ranks remember something in common
+    "cltk:density=0.1",
     "acpsgd:rank=1",
     "powersgd:rank=1",
     "thc:bits=2,block=8",
@@ -312,12 +313,8 @@ def test_the_memory_of_another_rank_is_not_used() -> None:
 
 
 @needs_ranks
-<<<<<<< HEAD
 @pytest.mark.parametrize("how", ["load_state_dict", "pickle"])
-@pytest.mark.parametrize(
-    "spec",
-    ["cltk:density=0.1", "randomk:density=0.1", "topk:density=0.1,start_after=4", "powersgd"],
-)
+@pytest.mark.parametrize("spec", SHARING)
 def test_all_ranks_resume_from_one_file(spec: str, how: str) -> None:
     """Ranks that disagreed on the step or the seed would send different messages, and hang."""
     model = small_model()
@@ -340,27 +337,6 @@ def test_all_ranks_resume_from_one_file(spec: str, how: str) -> None:
     train(resumed, other, range(5, 8))
     for p in other.parameters():
         every = mpicomp.allgather(p.detach()[None])
-=======
-@pytest.mark.filterwarnings("ignore:the residuals in this state")
-@pytest.mark.parametrize("spec", SHARING)
-def test_all_ranks_can_go_on_from_the_state_of_one(spec: str) -> None:
-    """What ranks must agree on comes from that one state: seeds, turns, factors, step counts."""
-    model = small_model()
-    opt = make(spec, model)
-    train(opt, model, range(3))
-    state = mpicomp.broadcast_object(opt.state_dict(), 0)
-    for resumed_model in (small_model(), model):  # in a new process, and in the same one
-        resumed = make(spec, resumed_model) if resumed_model is not model else opt
-        resumed_model.load_state_dict(model.state_dict())
-        resumed.load_state_dict(state)
-        memory = resumed.state_dict()["mpicomp"]["memory"]
-        for slot in memory.keys() - PRIVATE_SLOTS:
-            for name, tensor in memory[slot].items():
-                assert torch.equal(tensor, state["mpicomp"]["memory"][slot][name])
-        train(resumed, resumed_model, range(3, 6))
-        flat = torch.cat([p.detach().flatten() for p in resumed_model.parameters()])
-        every = mpicomp.allgather(flat[None])
->>>>>>> 985d439e2041d99506da8c08c073f63b0b1f79b2
         assert (every == every[0]).all()
 
 
