@@ -5,8 +5,9 @@
 
 Trains a byte-level transformer on the source text of Python's own standard library, and tells how
 many bits it needs for a byte of files that it has not seen. Try ``--size 130k`` to ``100M`` and
-watch samples/s: the larger the model, the longer dense gradients keep the ranks waiting. Learning rate
-schedules and gradient clipping work as ever: after ``backward()`` gradients are means over ranks.
+watch samples/s: the larger the model, the longer dense gradients keep the ranks waiting. Schedules
+of learning rates and gradient clipping work as ever: after ``backward()`` gradients are means over
+ranks.
 """
 
 from __future__ import annotations
