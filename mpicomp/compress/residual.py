@@ -19,6 +19,8 @@ from .draws import generator
 from .scalars import count_step, step_of, steps
 
 _BLOCK = 256  # elements that share a scale
+_LIMIT = torch.finfo(torch.bfloat16).max
+"""The largest residual in a narrow store: an infinite one would make every later step a bad one."""
 
 
 class Store(abc.ABC):
@@ -34,7 +36,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def write_(self, bucket: Bucket, state: State, skip: frozenset[str]) -> None:
-        """Keep the contents of ``bucket``, but for the parameters named in ``skip``."""
+        """Keep the contents of ``bucket``, but for the parameters named in ``skip``.
+
+        The bucket may be used as scratch memory.
+        """
 
     def load_(
         self, bucket: Bucket, state: State, name: str, grad: Tensor | None, *, scale: float
@@ -76,6 +81,7 @@ class Half(Store):
         return state["residual"][name]
 
     def write_(self, bucket: Bucket, state: State, skip: frozenset[str]) -> None:
+        bucket.flat.clamp_(-_LIMIT, _LIMIT)
         draw = _generator(bucket, state)
         for name in state["residual"].keys() - skip:
             state["residual"][name].copy_(rounded_to_bfloat16(bucket[name], draw))
@@ -106,6 +112,7 @@ class Int8(Store):
         return flat.as_strided(view.shape, view.stride())
 
     def write_(self, bucket: Bucket, state: State, skip: frozenset[str]) -> None:
+        bucket.flat.clamp_(-_LIMIT, _LIMIT)
         draw = _generator(bucket, state)
         for entry in bucket.entries:
             if entry.name in skip:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .base import Answer, Bucket, Compressor, Exchange, Exchanged, Gather, GatherV, Message, State
 from .blocks import dequantize_blocks, quantize_blocks
-from .wrapper import Wrapper
+from .wrapper import Wrapper, innermost
 
 _CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _BLOCK = 256  # values that share a scale
@@ -26,6 +26,7 @@ class Values(Wrapper):
     """Does what ``inner`` does, but the values that it gathers travel as ``dtype``.
 
     What they lose by it stays in the residual, as ``inner`` takes what it sent from the answer.
+    So does what is above the range of ``dtype``; without a residual that becomes infinite.
 
     Args:
         inner: a compressor that gathers pairs of values and indices.
@@ -78,7 +79,10 @@ class Values(Wrapper):
 
     def _encode(self, values: Tensor) -> tuple[Tensor, ...]:
         if self.dtype in _CASTS:
-            return (values.to(_CASTS[self.dtype], copy=True),)
+            narrow = _CASTS[self.dtype]
+            if getattr(innermost(self.inner), "error_feedback", True):
+                values = _within(values, torch.finfo(narrow).max)
+            return (values.to(narrow, copy=True),)
         return quantize_blocks(values, bits=8, block=_BLOCK)
 
     def _decode(self, coded: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -86,6 +90,11 @@ class Values(Wrapper):
             return coded[0].to(dtype)
         codes, scales = coded
         return dequantize_blocks(codes, scales, bits=8, block=_BLOCK, numel=len(codes), dtype=dtype)
+
+
+def _within(values: Tensor, limit: float) -> Tensor:
+    """Finite ``values`` cut down to ``limit``: infinite, they would make every step a bad one."""
+    return torch.where(values.isfinite(), values.clamp(-limit, limit), values)
 
 
 def _as_is(message: Message) -> Generator[Message, Answer, Answer]:

@@ -92,3 +92,13 @@ def test_draws_differ_between_ranks_and_steps():
     simulation.step(same)
     first, second = (state["residual"]["w"] for state in simulation.groups[0].states)
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("residual", ["bf16", "int8"])
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 3.4e38), (torch.float64, 1e60)])
+def test_a_residual_too_large_for_its_type_does_not_spoil_later_steps(residual, dtype, size):
+    like = {"w": torch.empty(40, 40, dtype=dtype)}
+    simulation = Simulation(f"topk:residual={residual}", like, size=1)
+    huge = torch.full((40, 40), size, dtype=dtype)
+    assert simulation.step([{"w": huge}]).good
+    assert all(simulation.step([{"w": torch.zeros_like(huge)}]).good for _ in range(3))
