@@ -136,12 +136,8 @@ def test_places_and_signs_are_as_the_analysis_needs_them():
 def test_one_row_is_unbiased_with_the_variance_of_the_analysis():
     """Mean x_i and variance (|x|^2 - |block of x_i|^2) / columns, over draws."""
     x, columns, draws = normal(200), 20, 4000
-    reads = torch.stack(
-        [
-            s.query(s.encode(x))
-            for s in (draw(200, rows=1, columns=columns, seed=i) for i in range(draws))
-        ]
-    )
+    sketches = (draw(200, rows=1, columns=columns, seed=seed) for seed in range(draws))
+    reads = torch.stack([sketch.query(sketch.encode(x)) for sketch in sketches])
     blocks = x.view(-1, columns).square().sum(1).repeat_interleave(columns)
     variance = (x.square().sum() - blocks) / columns
     errors = reads - x
