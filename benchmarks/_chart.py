@@ -10,6 +10,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.text import Text
 
 FAMILIES = {
     "no compression": ("none", "fp16", "bf16"),
@@ -24,7 +25,7 @@ COLOURS = ("#333333", "#8c564b", "#d62728", "#1f77b4", "#17a2b8", "#2ca02c", "#e
 
 SPOTS = [
     (reach * right, reach * up)
-    for reach in (1.0, 1.8, 2.8, 4.0, 5.5)
+    for reach in (1.0, 2.0, 3.5, 5.0, 7.0, 9.0)
     for right, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 ]
 """Where a label may stand, from its point, best first; in units of `STEP` points."""
@@ -54,6 +55,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     axes.margins(0.08)
     axes.legend(frameon=False, fontsize=9, loc="lower left")
     figure.canvas.draw()
+    figure.set_layout_engine("none")
     _label(figure, axes, points)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=110)
 
@@ -85,7 +87,8 @@ def _label(figure: Any, axes: Any, points: Mapping[str, tuple[float, float, str]
                 arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkB": 3},
             )
             text.arrow_patch.set_visible(max(abs(right), abs(up)) > 1)
-            box = text.get_window_extent()
+            text.update_positions(figure.canvas.get_renderer())
+            box = Text.get_window_extent(text)  # without the line to the point
             own = (box.x0, box.y0, box.x1, box.y1)
             free = inside.x0 < own[0] and own[2] < inside.x1 and inside.y0 < own[1]
             if free and own[3] < inside.y1 and not any(_overlap(own, other) for other in taken):

@@ -106,10 +106,7 @@ class Setting:
     @property
     def k(self) -> int:
         """Elements that a sparsifier keeps."""
-        return self.kept(self.d)
-
-    def kept(self, numel: int) -> int:
-        return max(int(self.method.density * numel), 1)
+        return max(int(self.method.density * self.d), 1)
 
     @property
     def fragments(self) -> int:
@@ -183,10 +180,9 @@ def factors(s: Setting, *, rows: float, columns: float) -> float:
     return sum(min(r, c, rank) * (rows * r + columns * c) for r, c in s.shapes)
 
 
-def table(s: Setting, numel: int) -> int:
-    """Numbers in a sketch of so many elements."""
-    columns = max(round(s.method.columns * s.kept(numel)), 32)
-    return int(s.method.rows * columns)
+def table(s: Setting, columns: float) -> int:
+    """Numbers in a sketch of so many columns."""
+    return int(s.method.rows) * max(round(columns), 32)
 
 
 def signs(s: Setting, back: int, row: int) -> float:
@@ -198,8 +194,12 @@ FORMULAS: dict[str, Callable[[Setting], float]] = {
     "fp16": lambda s: s.mean(2 * s.d),
     "bf16": lambda s: s.mean(2 * s.d),
     # sketching: tables can be added up
-    "sketch": lambda s: s.cheaper(s.mean(4 * (table(s, s.d) + s.method.candidates * s.k))),
-    "fetchsgd": lambda s: s.mean(4 * sum(table(s, r * c) for r, c in s.shapes)),
+    "sketch": lambda s: s.cheaper(
+        s.mean(4 * (table(s, s.method.columns * s.k) + s.method.candidates * s.k))
+    ),
+    "fetchsgd": lambda s: s.mean(
+        4 * sum(min(table(s, s.method.width * r * c), r * c) for r, c in s.shapes)
+    ),
     # low rank: so can factors
     "powersgd": lambda s: s.mean(4 * s.method.iterations * factors(s, rows=1, columns=1)),
     "acpsgd": lambda s: s.mean(4 * factors(s, rows=1 / 2, columns=1 / 2)),

@@ -27,11 +27,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -178,23 +179,31 @@ def errors(spec: str, pool: Sequence[Grads], steps: int) -> Row:
         spec += ",momentum=0" if ":" in spec else ":momentum=0"
     draw = torch.Generator().manual_seed(0)
     simulation = Simulation(spec, pool[0], size=RANKS)
-    right, wrong, first = torch.zeros(()), torch.zeros(()), 0.0
+    drawn = [0] * len(pool)  # how often each gradient took part
+    total, first = torch.zeros(()), math.nan
     for step in range(steps):
-        grads = [pool[i] for i in torch.randint(len(pool), (RANKS,), generator=draw).tolist()]
-        mean = simulation.step(grads).means[0]
-        right = right + sum(flat([own[name] for name in mean]) for own in grads) / RANKS
-        wrong = wrong + flat(list(mean.values()))
+        chosen = torch.randint(len(pool), (RANKS,), generator=draw).tolist()
+        mean = simulation.step([pool[i] for i in chosen]).means[0]
+        total = total + flat({name: mean[name] for name in pool[0]})  # in their order
+        for i in chosen:
+            drawn[i] += 1
         if step == 0:
-            first = relative_error(wrong, right)
-    return {"error_1": first, "error_sum": relative_error(wrong, right), "steps": steps}
+            first = relative_error(total, pool, drawn)
+    return {"error_1": first, "error_sum": relative_error(total, pool, drawn), "steps": steps}
 
 
-def flat(tensors: Sequence[Tensor | float | None]) -> Tensor:
-    return torch.cat([t.flatten().double() for t in tensors if isinstance(t, Tensor)])
+def relative_error(total: Tensor, pool: Sequence[Grads], drawn: Sequence[int]) -> float:
+    """Of a sum of means, where each gradient of the pool was drawn so often by any rank."""
+    right = torch.zeros_like(total)
+    for grads, times in zip(pool, drawn, strict=True):
+        if times:
+            right.add_(flat(grads), alpha=times / RANKS)
+    return float((total - right).norm() / right.norm())
 
 
-def relative_error(wrong: Tensor, right: Tensor) -> float:
-    return float((wrong - right).norm() / right.norm())
+def flat(grads: Mapping[str, Tensor | None]) -> Tensor:
+    """All elements, in fp64."""
+    return torch.cat([grad.flatten().double() for grad in grads.values() if grad is not None])
 
 
 # --------------------------------------------------------------------------------------- output
