@@ -166,7 +166,10 @@ class Decoded(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class Dense(Decoded):
-    """All elements of the bucket; ``values`` is 1-d and may be the bucket's own memory."""
+    """All elements of the bucket; ``values`` is 1-d and may be the bucket's own memory.
+
+    They have the bucket's type: what is too large for it has to show before anything is committed.
+    """
 
     values: Tensor
 

@@ -53,7 +53,7 @@ class Natural(Stochastic):
             mean.add_(decode(*part))
         own = parts[bucket.rank]
         return Exchanged(
-            mean=Dense(mean.div_(len(parts))),
+            mean=Dense(mean.div_(len(parts)).to(flat.dtype)),
             sent=Coded(lambda: decode(*own)),
             commit=lambda skip: count_step(state, skip),
         )

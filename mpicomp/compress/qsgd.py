@@ -46,7 +46,7 @@ class QSGD(Stochastic):
     )
 
     def __post_init__(self) -> None:
-        if self.bits not in (2, 4, 8):
+        if not isinstance(self.bits, int) or self.bits not in (2, 4, 8):
             raise ValueError(f"qsgd: bits must be 2, 4 or 8, got {self.bits!r}")
         if not isinstance(self.block, int) or self.block < 1:
             raise ValueError(f"qsgd: block must be an integer from 1 up, got {self.block!r}")
@@ -71,7 +71,7 @@ class QSGD(Stochastic):
             self._add_to(mean, part, tiles)
         own = parts[bucket.rank]
         return Exchanged(
-            mean=Dense(mean.div_(len(parts))),
+            mean=Dense(mean.div_(len(parts)).to(flat.dtype)),
             sent=Coded(lambda: self._add_to(torch.zeros_like(mean), own, tiles)),
             commit=lambda skip: count_step(state, skip),
         )

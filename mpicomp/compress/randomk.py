@@ -81,7 +81,7 @@ class RandomK(Sparsifier):
         if not self.rescale:
             return values
         wide = torch.promote_types(values.dtype, torch.float32)
-        return values.to(wide) * (numel / values.numel())
+        return (values.to(wide) * (numel / values.numel())).to(values.dtype)
 
 
 def distinct(numel: int, k: int, draw: torch.Generator) -> Tensor:

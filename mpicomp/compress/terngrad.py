@@ -78,7 +78,7 @@ class TernGrad(Stochastic):
         else:
             (sums,) = yield Sum((codes.to(sum_dtype(bucket.size), copy=True),))
         return Exchanged(
-            mean=Dense(_decode(sums, scales / bucket.size, tiles)),
+            mean=Dense(_decode(sums, scales / bucket.size, tiles).to(bucket.flat.dtype)),
             sent=Coded(lambda: _decode(codes, scales, tiles)),
             commit=lambda skip: count_step(state, skip),
         )

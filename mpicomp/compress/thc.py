@@ -33,6 +33,8 @@ from .stochastic import (
 )
 from .tiles import Tiles, columns, merged, num_rows, views
 
+BLOCKS = tuple(2**power for power in range(1, 17))
+
 
 @register("thc")
 @dataclass(frozen=True)
@@ -57,9 +59,9 @@ class THC(Stochastic):
     )
 
     def __post_init__(self) -> None:
-        if self.bits not in range(2, 9):
+        if not isinstance(self.bits, int) or not 2 <= self.bits <= 8:
             raise ValueError(f"thc: bits must be an integer from 2 to 8, got {self.bits!r}")
-        if self.block not in [2**power for power in range(1, 17)]:
+        if not isinstance(self.block, int) or self.block not in BLOCKS:
             raise ValueError(f"thc: block must be a power of two, 2 to 65536, got {self.block!r}")
 
     @property
@@ -94,7 +96,7 @@ class THC(Stochastic):
             count_step(state, skip)
 
         return Exchanged(
-            mean=Dense(decode(sums, bucket.size)),
+            mean=Dense(decode(sums, bucket.size).to(bucket.flat.dtype)),
             sent=Coded(lambda: decode(own, 1)),
             commit=commit,
         )

@@ -65,14 +65,14 @@ def average_codes(
         back: for the way back; as on the way there by default.
         combine: what the owner makes of the ranks' decoded chunks, which it may overwrite.
     """
+    dtype = bucket.flat.dtype
     if bucket.size <= 2:
         parts = yield Gather(codec.encode(tiles, bucket.flat))
         mean = combine([codec.decode(tiles, *part) for part in parts])
-        return Exchanged(Dense(mean), Coded(codec, tiles, *parts[bucket.rank]))
+        return Exchanged(Dense(mean.to(dtype)), Coded(codec, tiles, *parts[bucket.rank]))
     plan = Plan.of(bucket.flat.numel(), tiles, size=bucket.size, align=align)
     scales, codes = codec.encode(plan.tiles, bucket.flat)
     outgoing = plan.messages(scales, codes, codec)
-    kept = scales.clone(), codes.clone()
     own = plan.chunks[bucket.rank]
     parts = yield AllToAll(outgoing)
     exact = _combined(parts, own, codec, combine, like=scales)
@@ -81,7 +81,7 @@ def average_codes(
     mean = back.decode(plan.tiles, *(torch.cat(column) for column in zip(*pieces, strict=True)))
     start, stop = plan.bounds[bucket.rank : bucket.rank + 2]
     error = mean[start:stop].sub(exact).mul_(bucket.size)
-    return Exchanged(Dense(mean), Coded(codec, plan.tiles, *kept, error, start))
+    return Exchanged(Dense(mean.to(dtype)), Coded(codec, plan.tiles, scales, codes, error, start))
 
 
 def _combined(

@@ -420,6 +420,19 @@ def test_law_7_a_non_finite_bias_leaves_the_memory_of_the_weights_alone():
     assert all(torch.equal(a, b) for a, b in zip(before, memory(simulation), strict=True))
 
 
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("spec", SPECS)
+def test_law_7_a_mean_too_large_for_its_bucket_makes_a_bad_step(spec, size):
+    """A quantiser may overshoot, and only fp32 has room for what is then above 65504."""
+    params = {"w": torch.empty(32, 32, dtype=torch.float16)}
+    simulation = Simulation(spec, params, size=size)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        grads = [torch.randn(32, 32, generator=generator).mul(12000).half() for _ in range(size)]
+        good = simulation.step([{"w": grad.clamp(-65000, 65000)} for grad in grads]).good
+        assert all(b.flat.isfinite().all() == good for g in simulation.groups for b in g.buckets)
+
+
 @pytest.mark.parametrize("spec", ["topk:density=0.1", "powersgd:rank=1"])
 def test_law_7_a_bad_step_reaches_no_message_of_a_method_with_memory(spec):
     finite = []
