@@ -227,8 +227,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._engine is None:
             yield
             return
+        world = _world.get()
+        if world.joining:
+            raise ValueError(
+                "join: must not be used within the join of another optimizer, whose exchanges a "
+                "rank without data could not follow; give all ranks equally many batches"
+            )
         engine = self._engine
-        engine.joining, engine.exhausted = True, False
+        world.joining = engine.joining = True
+        engine.exhausted = False
         try:
             yield
             engine.exhausted = True
@@ -236,7 +243,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 pass
             engine.forget_held()
         finally:
-            engine.joining = False
+            world.joining = engine.joining = False
         if engine.last_active:
             root = engine.last_active[0]
             broadcast_parameters(self._named(), root_rank=root)

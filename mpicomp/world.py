@@ -58,6 +58,7 @@ class World:
     hooks: MutableMapping[Tensor, tuple[RemovableHandle, Slot]]  # of exchanged parameters
     open_engines: list[Engine] = field(default_factory=list)  # with a step under way
     idle_communicators: list[Communicator] = field(default_factory=list)  # of closed engines
+    joining: bool = False  # an optimizer is within its `join`
 
     def new_communicator(self) -> Communicator:
         """Collective: a communicator of its own for one user of the network."""

@@ -288,6 +288,19 @@ def test_state_goes_to_and_from_plain_optimizers() -> None:
     opt.load_state_dict(plain.state_dict())
 
 
+@needs_ranks
+def test_join_within_the_join_of_another_optimizer_is_refused() -> None:
+    first, second = (make("none", small_model()) for _ in range(2))
+    with (
+        pytest.raises(ValueError, match="join: must not be used within the join of another"),
+        first.join(),
+        second.join(),
+    ):
+        pass
+    with second.join():  # the first one is over
+        pass
+
+
 SHARING = [  # methods whose ranks remember something in common
     "cltk:density=0.1",
     "acpsgd:rank=1",
