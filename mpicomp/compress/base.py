@@ -184,6 +184,22 @@ class Dense(Decoded):
         return all_finite(self.values)
 
 
+@dataclass(frozen=True, slots=True)
+class Coded(Decoded):
+    """A gradient as codes; ``decode`` makes the 1-d tensor of its values when asked."""
+
+    decode: Callable[[], Tensor]
+
+    def store_(self, bucket: Bucket) -> None:
+        bucket.flat.copy_(self.decode())
+
+    def subtract_(self, bucket: Bucket) -> None:
+        bucket.flat.sub_(self.decode())
+
+    def is_finite(self) -> bool:
+        return all_finite(self.decode())
+
+
 Commit: TypeAlias = Callable[[frozenset[str]], None]
 
 
@@ -304,3 +320,8 @@ def all_finite(flat: Tensor) -> bool:
     if bool(torch.isfinite(flat.sum())):
         return True
     return bool(torch.isfinite(flat).all())  # a sum of large finite numbers overflows too
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What gradients of type ``dtype`` are added up and remembered in: fp32, or fp64 for fp64."""
+    return torch.promote_types(dtype, torch.float32)

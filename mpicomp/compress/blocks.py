@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .base import wide
 from .bits import pack, unpack
 from .tiles import Tiles, block_tiles, columns, views
 
@@ -53,13 +54,13 @@ def quantize_tiles(
 ) -> tuple[Tensor, Tensor]:
     """As `quantize_blocks`, with a scale for each row of ``tiles``; scales come first."""
     levels = (1 << bits - 1) - 1
-    wide = torch.promote_types(x.dtype, torch.float32)
-    scales = x.new_empty(0, dtype=wide)
+    dtype = wide(x.dtype)
+    scales = x.new_empty(0, dtype=dtype)
     matrices = views(x, tiles)
     if matrices:
-        scales = torch.cat([matrix.abs().amax(1) for matrix in matrices]).to(wide) / levels
-    scales.clamp_(min=torch.finfo(wide).tiny)  # the inverse of anything smaller overflows
-    scaled = torch.empty_like(x, dtype=wide)
+        scales = torch.cat([matrix.abs().amax(1) for matrix in matrices]).to(dtype) / levels
+    scales.clamp_(min=torch.finfo(dtype).tiny)  # the inverse of anything smaller overflows
+    scaled = torch.empty_like(x, dtype=dtype)
     for matrix, out, column in zip(
         matrices, views(scaled, tiles), columns(scales, tiles), strict=True
     ):
@@ -67,7 +68,7 @@ def quantize_tiles(
     if generator is None:
         scaled.round_()
     else:
-        noise = torch.rand(x.shape, dtype=wide, device=x.device, generator=generator)
+        noise = torch.rand(x.shape, dtype=dtype, device=x.device, generator=generator)
         scaled.add_(noise).floor_().clamp_(max=levels)
     # code 0 stands for -(levels + 1), which never occurs; what is NaN has a scale that is NaN
     return scales, pack(scaled.to(torch.int8).view(torch.uint8) + (levels + 1), bits)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Bucket
+from .base import Bucket, wide
 from .bits import pack, unpack
 from .blocks import dequantize_tiles, quantize_tiles
 from .tiles import Tiles, columns, merged, views
@@ -65,9 +65,9 @@ class Signs(Codec):
     scales = 1
 
     def encode(self, tiles: Tiles, x: Tensor) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        means = [matrix.abs().mean(1, keepdim=True, dtype=wide) for matrix in views(x, tiles)]
-        return torch.cat([x.new_empty(0, 1, dtype=wide), *means]), sign_bits(x)
+        dtype = wide(x.dtype)
+        means = [matrix.abs().mean(1, keepdim=True, dtype=dtype) for matrix in views(x, tiles)]
+        return torch.cat([x.new_empty(0, 1, dtype=dtype), *means]), sign_bits(x)
 
     def decode(self, tiles: Tiles, scales: Tensor, codes: Tensor) -> Tensor:
         return select(codes, scales[:, 0], 0.0 - scales[:, 0], tiles)

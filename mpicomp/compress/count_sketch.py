@@ -27,6 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .base import wide
 from .select import largest
 
 MIN_COLUMNS = 32  # shorter rows cost more time than they save bytes
@@ -69,7 +70,7 @@ class CountSketch:
 
     def encode(self, flat: Tensor) -> Tensor:
         """The table, in at least fp32, of a vector (numel,)."""
-        dtype = torch.promote_types(flat.dtype, torch.float32)
+        dtype = wide(flat.dtype)
         wrapped = flat.new_zeros(self.rows, self.columns + self.block, dtype=dtype)
         rows = wrapped.unbind()
         for piece, places in zip(flat.split(self.block), self.places, strict=False):

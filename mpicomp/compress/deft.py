@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Broadcast, Bucket, Capabilities, Exchange, State
+from .base import Broadcast, Bucket, Capabilities, Exchange, State, wide
 from .registry import register
 from .scalars import count_step, step_of, steps
 from .select import largest
@@ -101,7 +101,7 @@ def norms(flat: Tensor, sizes: Sequence[int]) -> list[float]:
     Fragments of zeros only weigh as much as they are long.
     """
     found = _norms(flat, sizes)
-    numbers = torch.finfo(torch.promote_types(flat.dtype, torch.float32))
+    numbers = torch.finfo(wide(flat.dtype))
     if not 1e4 * math.sqrt(numbers.tiny) < sum(found) < math.inf:  # squares leave the range
         peak = float(flat.abs().max())
         found = _norms(flat / peak, sizes) if peak else [float(numel) for numel in sizes]

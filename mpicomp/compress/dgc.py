@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Bucket, Capabilities, Exchange, State
+from .base import Bucket, Capabilities, Exchange, State, wide
 from .registry import register
 from .select import largest
 from .sparse import Sparsifier, gather_pairs, pairs_cost_more
@@ -69,7 +69,7 @@ class DGC(Sparsifier):
         return True  # what goes dense needs the momentum too
 
     def bucket_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.promote_types(dtype, torch.float32)
+        return wide(dtype)
 
     def uncompressed(self) -> DGC:
         return dataclasses.replace(self, density=1.0)
@@ -122,4 +122,4 @@ def clipped(grad: Tensor, limit: float) -> Tensor:
     """``grad``, made shorter if its L2 norm is above ``limit``; not finite if it was not."""
     norm = torch.linalg.vector_norm(grad, dtype=torch.float64)  # squares overflow in fp32
     factor = torch.clamp(limit / norm, max=1.0)
-    return grad.to(torch.promote_types(grad.dtype, torch.float32)) * factor
+    return grad.to(wide(grad.dtype)) * factor

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Bucket, Capabilities, Compressor, Exchange, Exchanged, State
+from .base import Bucket, Capabilities, Compressor, Exchange, Exchanged, State, wide
 from .residual import STORES
 from .wrapper import Wrapper, innermost
 
@@ -81,7 +81,7 @@ class Feedback(Wrapper):
         return dataclasses.replace(inner, stateful=True, conserves=inner.conserves and exact)
 
     def bucket_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.promote_types(self.inner.bucket_dtype(dtype), torch.float32)
+        return wide(self.inner.bucket_dtype(dtype))
 
     def init(self, bucket: Bucket) -> State:
         dtype = bucket.flat.dtype

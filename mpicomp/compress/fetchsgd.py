@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Bucket, Capabilities, Dense, Exchange, Exchanged, Mean, State
+from .base import Bucket, Capabilities, Dense, Exchange, Exchanged, Mean, State, wide
 from .count_sketch import MIN_COLUMNS, CountSketch, check_table, heaviest
 from .draws import agreed_seed, generator, no_seed
 from .registry import register
@@ -76,7 +76,7 @@ class FetchSGD(Sparsifier):
         return True  # what goes dense needs the momentum too
 
     def bucket_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.promote_types(dtype, torch.float32)
+        return wide(dtype)
 
     def uncompressed(self) -> FetchSGD:
         return dataclasses.replace(self, width=1.0)

@@ -22,6 +22,7 @@ from .base import (
     Exchanged,
     Message,
     State,
+    wide,
 )
 from .registry import register
 from .select import largest
@@ -71,8 +72,8 @@ class GTopK(Sparsifier):
         if self.dense_is_cheaper(flat.numel(), flat.element_size(), size=bucket.size):
             return (yield from average_all(bucket))
         chosen = largest(flat, self.num_kept(flat.numel()))
-        wide = torch.promote_types(flat.dtype, torch.float32)
-        own = flat[chosen].to(wide), chosen.to(index_dtype(flat.numel()))
+        dtype = wide(flat.dtype)
+        own = flat[chosen].to(dtype), chosen.to(index_dtype(flat.numel()))
         (values, indices), dropped = yield from _merge(bucket, own)
         values, indices = yield Broadcast((values.clone(), indices.clone()))
         mean = Sparse(indices, values / bucket.size)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import draws
-from .base import Bucket, Compressor, Decoded, all_finite
+from .base import Bucket, Compressor, Decoded, all_finite, wide
 
 # --------------------------------------------------------------------------------- decoded form
 
@@ -117,10 +117,6 @@ def widened(bucket: Bucket) -> Bucket:
     if dtype == bucket.flat.dtype:
         return bucket
     return Bucket(bucket.flat.to(dtype), bucket.entries)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 # ------------------------------------------------------------------------------------- methods

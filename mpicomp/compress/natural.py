@@ -12,11 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Bucket, Capabilities, Dense, Exchange, Exchanged, Gather, State
+from .base import Bucket, Capabilities, Coded, Dense, Exchange, Exchanged, Gather, State, wide
 from .bits import pack, unpack
 from .registry import register
 from .scalars import count_step
-from .stochastic import Coded, Stochastic, random_bits, wide
+from .stochastic import Stochastic, random_bits
 
 MANTISSA_BITS = 23
 MANTISSA = 2**MANTISSA_BITS - 1

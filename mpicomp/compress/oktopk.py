@@ -25,6 +25,7 @@ from .base import (
     Message,
     State,
     Sum,
+    wide,
 )
 from .registry import register
 from .scalars import count_step, scalar, scalars, set_scalar, step_of, steps
@@ -89,7 +90,7 @@ class OkTopk(Sparsifier):
         exact = step_of(state) % self.reselect == 0
         chosen, local = choose(flat, k, None if exact else scalar(state, "local_threshold"))
         ends = yield from self._regions(bucket, state, chosen)
-        values = flat[chosen].to(torch.promote_types(flat.dtype, torch.float32))
+        values = flat[chosen].to(wide(flat.dtype))
         own = values, chosen.to(index_dtype(flat.numel()))
         sums = yield from _add_up_region(bucket, own, ends)
         survivors, threshold = yield from _gather_largest(

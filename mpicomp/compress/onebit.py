@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Bucket, Capabilities, Compressor, Exchange, State
+from .base import Bucket, Capabilities, Compressor, Exchange, State, wide
 from .codecs import Codec, check_per, rows_of, select, sign_bits, signs_help
 from .registry import register
 from .tiles import Tiles, views
@@ -55,17 +55,17 @@ class TwoMeans(Codec):
     scales = 2
 
     def encode(self, tiles: Tiles, x: Tensor) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        means = [_two_means(matrix, wide) for matrix in views(x, tiles)]
-        return torch.cat([x.new_empty(0, 2, dtype=wide), *means]), sign_bits(x)
+        dtype = wide(x.dtype)
+        means = [_two_means(matrix, dtype) for matrix in views(x, tiles)]
+        return torch.cat([x.new_empty(0, 2, dtype=dtype), *means]), sign_bits(x)
 
     def decode(self, tiles: Tiles, scales: Tensor, codes: Tensor) -> Tensor:
         return select(codes, scales[:, 0], scales[:, 1], tiles)
 
 
-def _two_means(matrix: Tensor, wide: torch.dtype) -> Tensor:
+def _two_means(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     """For each row the mean of its elements from 0 up and of those below (rows, 2), 0 of none."""
-    matrix = matrix.to(wide)
+    matrix = matrix.to(dtype)
     part = matrix.clamp(min=0)
     above = part.sum(1)
     below = torch.clamp(matrix, max=0, out=part).sum(1)

@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Bucket, Capabilities, Dense, Exchange, Exchanged, Gather, State
+from .base import Bucket, Capabilities, Coded, Dense, Exchange, Exchanged, Gather, State, wide
 from .bits import pack, unpack
 from .registry import register
 from .scalars import count_step
-from .stochastic import Coded, Stochastic, nonzero, peak, round_randomly_, wide
+from .stochastic import Stochastic, nonzero, peak, round_randomly_
 from .tiles import Tiles, block_tiles, columns, views
 
 

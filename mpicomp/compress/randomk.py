@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Bucket, Capabilities, Exchange, Exchanged, Mean, State
+from .base import Bucket, Capabilities, Exchange, Exchanged, Mean, State, wide
 from .draws import agreed_seed, generator, no_seed
 from .registry import register
 from .scalars import count_step, set_scalar, step_of, steps
@@ -80,8 +80,7 @@ class RandomK(Sparsifier):
     def _scaled(self, values: Tensor, numel: int) -> Tensor:
         if not self.rescale:
             return values
-        wide = torch.promote_types(values.dtype, torch.float32)
-        return (values.to(wide) * (numel / values.numel())).to(values.dtype)
+        return (values.to(wide(values.dtype)) * (numel / values.numel())).to(values.dtype)
 
 
 def distinct(numel: int, k: int, draw: torch.Generator) -> Tensor:

@@ -32,6 +32,7 @@ from .base import (
     State,
     Sum,
     all_finite,
+    wide,
 )
 from .rules import Compression, assign
 
@@ -135,7 +136,7 @@ def _mean(column: Sequence[Tensor]) -> Tensor:
 def _sum(column: Sequence[Tensor]) -> Tensor:
     first = column[0]
     real = first.is_floating_point() or first.is_complex()
-    total = first.to(torch.promote_types(first.dtype, torch.float32) if real else None, copy=True)
+    total = first.to(wide(first.dtype) if real else None, copy=True)
     for tensor in column[1:]:
         total += tensor
     return total

@@ -27,6 +27,7 @@ from .base import (
     GatherV,
     Mean,
     all_finite,
+    wide,
 )
 
 Pairs: TypeAlias = tuple[Tensor, Tensor]  # values (k,), and their indices (k,), distinct
@@ -63,15 +64,15 @@ class SparseMean(Decoded):
     parts: Sequence[Pairs]
 
     def store_(self, bucket: Bucket) -> None:
-        wide = torch.promote_types(bucket.flat.dtype, torch.float32)
-        if bucket.flat.dtype == wide:
+        dtype = wide(bucket.flat.dtype)
+        if bucket.flat.dtype == dtype:
             self._add_to(bucket.flat.zero_())
         else:
-            bucket.flat.copy_(self._add_to(torch.zeros_like(bucket.flat, dtype=wide)))
+            bucket.flat.copy_(self._add_to(torch.zeros_like(bucket.flat, dtype=dtype)))
 
     def subtract_(self, bucket: Bucket) -> None:
-        wide = torch.promote_types(bucket.flat.dtype, torch.float32)
-        bucket.flat.sub_(self._add_to(torch.zeros_like(bucket.flat, dtype=wide)))
+        dtype = wide(bucket.flat.dtype)
+        bucket.flat.sub_(self._add_to(torch.zeros_like(bucket.flat, dtype=dtype)))
 
     def is_finite(self) -> bool:
         return all(all_finite(values) for values, _ in self.parts)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .base import Bucket, Compressor, Decoded, Exchange, State, all_finite
+from .base import Bucket, Compressor, Exchange, State
 from .draws import generator
 from .scalars import step_of, steps
 from .sparse import average_all
@@ -49,22 +47,6 @@ class Stochastic(Compressor):
         """Random numbers of this step and rank, on the device of the bucket."""
         key = (type(self).__name__, self.seed, step_of(state), bucket.entries[0].name, bucket.rank)
         return generator(*key, device=bucket.flat.device)
-
-
-@dataclass(frozen=True, slots=True)
-class Coded(Decoded):
-    """A gradient as integer codes; ``decode`` makes the 1-d tensor of its values when asked."""
-
-    decode: Callable[[], Tensor]
-
-    def store_(self, bucket: Bucket) -> None:
-        bucket.flat.copy_(self.decode())
-
-    def subtract_(self, bucket: Bucket) -> None:
-        bucket.flat.sub_(self.decode())
-
-    def is_finite(self) -> bool:
-        return all_finite(self.decode())
 
 
 # ------------------------------------------------------------------------------------- rounding
@@ -110,8 +92,3 @@ def sum_dtype(largest: int) -> torch.dtype:
     """The narrowest integer type for sums of magnitude up to ``largest``."""
     types = (torch.int8, torch.int16, torch.int32)
     return next((t for t in types if largest <= torch.iinfo(t).max), torch.int64)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What is computed in: at least fp32."""
-    return torch.promote_types(dtype, torch.float32)

@@ -13,20 +13,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Bucket, Capabilities, Dense, Exchange, Exchanged, Gather, Max, State, Sum
+from .base import (
+    Bucket,
+    Capabilities,
+    Coded,
+    Dense,
+    Exchange,
+    Exchanged,
+    Gather,
+    Max,
+    State,
+    Sum,
+    wide,
+)
 from .bits import pack, unpack
 from .registry import register
 from .scalars import count_step
-from .stochastic import (
-    Coded,
-    Stochastic,
-    comparable,
-    nonzero,
-    peak,
-    round_randomly_,
-    sum_dtype,
-    wide,
-)
+from .stochastic import Stochastic, comparable, nonzero, peak, round_randomly_, sum_dtype
 from .tiles import Tiles, columns, merged, views
 
 SUM_FROM = 8

@@ -16,21 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .base import Bucket, Capabilities, Dense, Exchange, Exchanged, Max, State, Sum
+from .base import Bucket, Capabilities, Coded, Dense, Exchange, Exchanged, Max, State, Sum, wide
 from .draws import agreed_seed, generator, no_seed
 from .hadamard import hadamard
 from .registry import register
 from .scalars import count_step, set_scalar, step_of
-from .stochastic import (
-    Coded,
-    Stochastic,
-    comparable,
-    nonzero,
-    peak,
-    round_randomly_,
-    sum_dtype,
-    wide,
-)
+from .stochastic import Stochastic, comparable, nonzero, peak, round_randomly_, sum_dtype
 from .tiles import Tiles, columns, merged, num_rows, views
 
 BLOCKS = tuple(2**power for power in range(1, 17))

@@ -23,11 +23,12 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from .base import AllToAll, Bucket, Decoded, Dense, Exchange, Exchanged, Gather, GatherV, all_finite
+from .base import AllToAll, Bucket, Coded, Dense, Exchange, Exchanged, Gather, GatherV
 from .bits import packed_numel
 from .codecs import Codec
 from .tiles import Tiles, merged, num_rows, split
@@ -69,7 +70,8 @@ def average_codes(
     if bucket.size <= 2:
         parts = yield Gather(codec.encode(tiles, bucket.flat))
         mean = combine([codec.decode(tiles, *part) for part in parts])
-        return Exchanged(Dense(mean.to(dtype)), Coded(codec, tiles, *parts[bucket.rank]))
+        own_codes = parts[bucket.rank]
+        return Exchanged(Dense(mean.to(dtype)), Coded(partial(codec.decode, tiles, *own_codes)))
     plan = Plan.of(bucket.flat.numel(), tiles, size=bucket.size, align=align)
     scales, codes = codec.encode(plan.tiles, bucket.flat)
     outgoing = plan.messages(scales, codes, codec)
@@ -81,7 +83,13 @@ def average_codes(
     mean = back.decode(plan.tiles, *(torch.cat(column) for column in zip(*pieces, strict=True)))
     start, stop = plan.bounds[bucket.rank : bucket.rank + 2]
     error = mean[start:stop].sub(exact).mul_(bucket.size)
-    return Exchanged(Dense(mean.to(dtype)), Coded(codec, plan.tiles, scales, codes, error, start))
+
+    def sent() -> Tensor:
+        values = codec.decode(plan.tiles, scales, codes)
+        values[start:stop] += error
+        return values
+
+    return Exchanged(Dense(mean.to(dtype)), Coded(sent))
 
 
 def _combined(
@@ -131,30 +139,3 @@ class Plan:
             torch.cat([head.reshape(-1).view(torch.uint8), body])
             for head, body in zip(heads, bodies, strict=True)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Coded(Decoded):
-    """What one rank has sent, as codes, plus ``error`` from element ``start`` on."""
-
-    codec: Codec
-    tiles: Tiles
-    scales: Tensor
-    codes: Tensor
-    error: Tensor | None = None
-    start: int = 0
-
-    def store_(self, bucket: Bucket) -> None:
-        bucket.flat.copy_(self._values())
-
-    def subtract_(self, bucket: Bucket) -> None:
-        bucket.flat.sub_(self._values())
-
-    def is_finite(self) -> bool:
-        return all_finite(self._values())
-
-    def _values(self) -> Tensor:
-        values = self.codec.decode(self.tiles, self.scales, self.codes)
-        if self.error is not None:
-            values[self.start : self.start + self.error.numel()] += self.error
-        return values

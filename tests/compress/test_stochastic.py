@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mpicomp.compress import QSGD, Simulation, bucket_of, parse, simulate
+from mpicomp.compress.base import Coded
 from mpicomp.compress.draws import generator
 from mpicomp.compress.stochastic import (
-    Coded,
     comparable,
     nonzero,
     peak,
