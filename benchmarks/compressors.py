@@ -239,6 +239,10 @@ def print_table(rows: Sequence[Row], *, markdown: bool) -> None:
         print("| " + " | ".join([f"`{first}`" if number > 1 else first, *rest]) + " |")
 
 
+def rounded(value: float | str | bool) -> float | str | bool:
+    return float(f"{value:.8g}") if isinstance(value, float) else value
+
+
 def save(result: dict[str, object], rows: Sequence[Row], path: Path) -> None:
     """JSON with a row in each line."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -287,6 +291,7 @@ def run(args: argparse.Namespace) -> list[Row]:
 def main() -> None:
     args = options()
     rows: list[Row] = json.loads(args.load.read_text())["rows"] if args.load else run(args)
+    rows = [{key: rounded(value) for key, value in row.items()} for row in rows]
     print_table(rows, markdown=args.markdown)
     result = {
         "benchmark": "compressors",
