@@ -207,6 +207,19 @@ def test_skipped_parameters_keep_both_sums():
     assert [int(state["step"][name]) for name in "wv"] == [2, 1]
 
 
+def test_the_same_mean_gradient_gives_the_same_training_for_any_number_of_ranks():
+    simulations = [simulation_of("sketch:density=0.01", 20_000, size) for size in (1, 2, 8)]
+    for seed in range(5):
+        grads = [normal(20_000, seed=8 * seed + part) for part in range(8)]
+        outs = []
+        for simulation in simulations:
+            chunks = torch.stack(grads).chunk(simulation.size)
+            outs.append(step(simulation, [chunk.mean(0) for chunk in chunks]))
+        for out in outs:
+            assert out.count_nonzero() == 200
+            torch.testing.assert_close(out, outs[0], rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("size", [4, 16])
 def test_bytes_are_those_of_the_table_and_the_candidates(size):
     params = {"w": torch.empty(200, 100), "b": torch.empty(10)}
