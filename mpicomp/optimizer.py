@@ -94,6 +94,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "DistributedOptimizer: named_parameters must be pairs of name and parameter, "
                 f"got {named_parameters!r}; did you mean compression={named_parameters!r}?"
             )
+        if isinstance(named_parameters, nn.Module):
+            raise TypeError(
+                "DistributedOptimizer: named_parameters must be pairs of name and parameter, got a "
+                f"{type(named_parameters).__name__}; did you mean model=?"
+            )
         if named_parameters is None and model is not None:
             named_parameters = model.named_parameters()
         self.optimizer = optimizer
@@ -145,13 +150,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _refuse_second_momentum(self, groups: Iterable[dict[str, Any]]) -> None:
         for method in self._momentum_methods():
             for group in groups:
-                momentum = group.get("momentum") or group.get("betas", (0.0,))[0]
-                if momentum:
-                    raise ValueError(
-                        f"DistributedOptimizer: optimizer must have momentum 0 with {method}, "
-                        f"which applies momentum before it compresses, got {momentum}; set it to 0 "
-                        "in one of the two"
-                    )
+                own = {
+                    "momentum": group.get("momentum"),
+                    "betas[0]": group.get("betas", (0.0,))[0],
+                }
+                for option, momentum in own.items():
+                    if momentum:
+                        raise ValueError(
+                            f"DistributedOptimizer: optimizer must have {option} 0 with {method}, "
+                            f"which applies momentum before it compresses, got {momentum}; set it "
+                            "to 0 in the optimizer, or set momentum=0 in the compressor"
+                        )
 
     def _loss_scale(self) -> float:
         scaler = self._grad_scaler

@@ -47,6 +47,7 @@ class Feedback(Wrapper):
     spec_options: ClassVar = {"decay": "decay", "low_pass": "low_pass", "residual": "residual"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.inner, Feedback):
             raise ValueError(
                 f"feedback: inner must be a compressor without feedback, got {self.inner!r}; "
@@ -55,12 +56,13 @@ class Feedback(Wrapper):
         if self.inner.capabilities.own_feedback:
             raise ValueError(
                 "feedback: inner must be a compressor without a memory of its own, got "
-                f"{self.inner!r}; use it as it is"
+                f"{self.inner!r}; use it as it is, without decay, low_pass and residual"
             )
         if not self.inner.capabilities.biased:
             raise ValueError(
                 f"feedback: inner must be a biased compressor, got {self.inner!r}; use it as it "
-                "is, feedback would only add variance to an unbiased method"
+                "is, without decay, low_pass and residual: feedback would only add variance to an "
+                "unbiased method"
             )
         if not getattr(innermost(self.inner), "error_feedback", True):
             raise ValueError(

@@ -165,7 +165,7 @@ class Sparsifier(Compressor):
     density: float
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.density <= 1.0:
+        if isinstance(self.density, str) or not 0.0 < self.density <= 1.0:
             kind = type(self).__name__.lower()
             raise ValueError(f"{kind}: density must be in (0, 1], got {self.density!r}")
 

@@ -50,6 +50,9 @@ def parse(spec: str) -> Compressor:
     given: dict[str, Any] = {}
     for item in rest.split(",") if colon else []:
         option, equals, text = (part.strip() for part in item.partition("="))
+        if given and option[:1].isdigit() and isinstance(last := [*given.values()][-1], tuple):
+            joined = "/".join(map(str, (*last, option)))  # what was meant, not 0.25,0.1
+            _fail(f"{name} {[*given][-1]}", f"{_CONTRACTS[_LIST]}, as in {joined}", item, ())
         if option not in kinds:
             _fail(f"{name} option", "one of " + ", ".join(kinds), option, kinds)
         if not equals or option in given:
@@ -138,6 +141,6 @@ def _text(value: object) -> str:
 
 
 def _fail(argument: str, contract: str, got: str, valid: Iterable[str]) -> NoReturn:
-    near = difflib.get_close_matches(got.lower(), list(valid), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(got.lower(), list(valid), n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"compression: {argument} must be {contract}, got {got!r}{hint}")

@@ -33,6 +33,7 @@ class StartAfter(Wrapper):
     spec_options: ClassVar = {"steps": "start_after"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.steps, int) or self.steps < 1:
             raise ValueError(f"start_after: steps must be an integer from 1 up, got {self.steps!r}")
         if self.inner.capabilities.own_feedback:

@@ -39,6 +39,7 @@ class Values(Wrapper):
     spec_options: ClassVar = {"dtype": "values"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dtype not in (*_CASTS, "int8"):
             raise ValueError(f"values: dtype must be fp16, bf16 or int8, got {self.dtype!r}")
         if not self.inner.capabilities.gathers_values:

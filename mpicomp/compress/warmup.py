@@ -34,6 +34,7 @@ class Warmup(Wrapper):
     spec_options: ClassVar = {"densities": "warmup", "steps": "warmup_steps"}
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not hasattr(self.inner, "density"):
             raise ValueError(
                 f"warmup: inner must have an option density, got {self.inner!r}; put Warmup around "

@@ -21,6 +21,13 @@ class Wrapper(Compressor):
     inner: Compressor
     spec_options: ClassVar[Mapping[str, str]]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Compressor):
+            raise TypeError(
+                f"{type(self).__name__}: inner must be a compressor, as TopK() is or parse(spec) "
+                f"returns, got {self.inner!r}"
+            )
+
     @property
     def capabilities(self) -> Capabilities:
         return self.inner.capabilities

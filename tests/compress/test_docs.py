@@ -107,6 +107,14 @@ def test_the_methods_whose_values_can_be_narrowed() -> None:
 
 # ---------------------------------------------------------------------------------------- bytes
 
+
+def test_the_example_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    code = section_of("Trying settings without MPI").split("```python")[1].split("```")[0]
+    exec(code, {})
+    (said,) = re.findall(r"print\(.*\)  # (\d+),", code)
+    assert capsys.readouterr().out.strip() == said
+
+
 # What the docs say, and the same for matrices of 64 x 96 and 32 x 32: d elements, n ranks.
 SHAPES = {"a": (64, 96), "b": (32, 32)}
 D = sum(math.prod(shape) for shape in SHAPES.values())

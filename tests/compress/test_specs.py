@@ -33,10 +33,12 @@ def test_values_take_the_types_of_the_fields():
         ("topkk", "name must be one of .*, bf16, .*, got 'topkk'; did you mean 'topk'?"),
         ("PowerSGD", "did you mean 'powersgd'?"),
         ("", "name must be one of .*, got ''$"),
+        ("adacomp", "name must be one of .*, got 'adacomp'$"),
         ("topk:densty=0.1", "topk option must be one of density, .*, residual, got 'densty'; "
          "did you mean 'density'?"),
         ("none:rank=2", "none option must be one of warmup, .*, got 'rank'"),
         ("topk:warmup=0.5/x,warmup_steps=1", "warmup must be numbers with / between them, got"),
+        ("topk:warmup=0.5,0.1,warmup_steps=1", "with / between them, as in 0.5/0.1, got '0.1'"),
         ("topk:warmup=0.5", "option must be warmup and warmup_steps together, got 'warmup'"),
         ("topk:warmup=0.5/2,warmup_steps=1", r"topk: density must be in \(0, 1\], got 2.0"),
         ("topk:warmup=0.5,warmup_steps=0", "warmup: steps must be an integer from 1 up, got 0"),
@@ -95,6 +97,21 @@ def test_wrappers_stand_beside_the_method():
     assert spec_of(parse(spec)) == spec
     assert spec_of(Feedback(TopK(), residual="bf16")) == "topk:residual=bf16"
     assert parse("powersgd:start_after=10") == StartAfter(PowerSGD(), 10)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Feedback,
+        lambda inner: StartAfter(inner, 5),
+        lambda inner: Values(inner, "int8"),
+        lambda inner: Warmup(inner, (0.25,), 5),
+    ],
+)
+@pytest.mark.parametrize("inner", ["topk", TopK])
+def test_wrappers_go_around_compressors_only(build, inner):
+    with pytest.raises(TypeError, match=r"inner must be a compressor, .*, got .*(topk|TopK)"):
+        build(inner)
 
 
 @pytest.mark.parametrize("compressor", [StartAfter(Feedback(TopK()), 5), Feedback(TopK())])
