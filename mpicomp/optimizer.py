@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mpicomp import world as _world
 from mpicomp.compress.base import PRIVATE_SLOTS, Compressor
-from mpicomp.compress.rules import Compression, alone, resolve
+from mpicomp.compress.rules import Compression, alone, assign, resolve
 from mpicomp.engine import Engine
 from mpicomp.replicate import broadcast_optimizer_state, broadcast_parameters
 
@@ -122,6 +122,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._no_sync = False
         self._engine: Engine | None = None
         params = self._named()
+        assign(self._compression, [(name, tuple(p.shape), p.dtype) for name, p in params])
         if _world.size() > 1 or self._momentum_methods():
             self._engine = Engine(
                 params,

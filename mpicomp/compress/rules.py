@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TypeAlias
@@ -11,7 +12,9 @@ import torch
 from .base import Compressor
 from .dense import NoCompression
 from .feedback import with_feedback
-from .specs import parse
+from .registry import METHODS
+from .specs import CONTRACTS, parse
+from .wrapper import innermost
 
 Method: TypeAlias = Compressor | str | None
 Compression: TypeAlias = Method | Mapping[str, Method]
@@ -84,12 +87,28 @@ def _method(method: object) -> Compressor:
     if isinstance(method, str):
         return with_feedback(parse(method))
     if isinstance(method, Compressor):
+        _check_types(method)
         return with_feedback(method)
     hint = f"; did you mean {method.__name__}()?" if isinstance(method, type) else ""
     raise TypeError(
         "compression: argument must be None, a spec string, a compressor or a mapping from "
         f"patterns to these, got {method!r}{hint}"
     )
+
+
+def _check_types(compressor: Compressor) -> None:
+    """Raise unless the options of a registered method have the types that a spec gives them."""
+    method = innermost(compressor)
+    if type(method) not in METHODS.values():
+        return
+    for option, kind in typing.get_type_hints(type(method)).items():
+        value = getattr(method, option)
+        number = kind is float and type(value) is int
+        if kind in CONTRACTS and type(value) is not kind and not number:
+            raise TypeError(
+                f"compression: {type(method).__name__}.{option} must be {CONTRACTS[kind]}, "
+                f"got {value!r}"
+            )
 
 
 def _match(rules: Rules, name: str) -> Compressor:

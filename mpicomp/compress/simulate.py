@@ -248,6 +248,9 @@ class Simulation:
                 f"simulation: grads must have one entry for each of {self.size} ranks, "
                 f"got {len(grads)}"
             )
+        known = {name for group in self.groups for name in group.buckets[0]}
+        for name in {name for mine in grads for name in mine} - known:
+            raise ValueError(f"simulation: grads must be of the parameters given, got {name!r}")
         sent = [0] * self.size
         means: list[dict[str, Tensor | None]] = [{} for _ in grads]
         good = self._load(grads, scale)

@@ -24,7 +24,7 @@ WRAPPERS: tuple[type[Wrapper], ...] = (Warmup, Values, StartAfter, Feedback)  # 
 
 _TRUTH = {"true": True, "false": False}
 _LIST = tuple[float, ...]
-_CONTRACTS = {
+CONTRACTS = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
@@ -52,7 +52,7 @@ def parse(spec: str) -> Compressor:
         option, equals, text = (part.strip() for part in item.partition("="))
         if given and option[:1].isdigit() and isinstance(last := [*given.values()][-1], tuple):
             joined = "/".join(map(str, (*last, option)))  # what was meant, not 0.25,0.1
-            _fail(f"{name} {[*given][-1]}", f"{_CONTRACTS[_LIST]}, as in {joined}", item, ())
+            _fail(f"{name} {[*given][-1]}", f"{CONTRACTS[_LIST]}, as in {joined}", item, ())
         if option not in kinds:
             _fail(f"{name} option", "one of " + ", ".join(kinds), option, kinds)
         if not equals or option in given:
@@ -131,7 +131,7 @@ def _convert(text: str, kind: Any, what: str) -> Any:
             return _TRUTH[text.lower()]
         return tuple(map(float, text.split("/"))) if kind == _LIST else kind(text)
     except (KeyError, ValueError):
-        _fail(what, _CONTRACTS[kind], text, _TRUTH if kind is bool else ())
+        _fail(what, CONTRACTS[kind], text, _TRUTH if kind is bool else ())
 
 
 def _text(value: object) -> str:

@@ -69,3 +69,17 @@ def test_other_types_are_refused(odd):
 
 def test_a_model_without_parameters_is_legal():
     assert assign({"embed*": "none", "*": "topk"}, []) == {}
+
+
+@pytest.mark.parametrize(
+    ("compressor", "message"),
+    [
+        (TopK(error_feedback="false"), r"TopK\.error_feedback must be true or false, got 'false'"),
+        (Feedback(PowerSGD(warm_start=1)), r"PowerSGD\.warm_start must be true or false, got 1"),
+        (PowerSGD(seed="a"), r"PowerSGD\.seed must be an integer, got 'a'"),
+    ],
+)
+def test_options_of_the_wrong_type_are_named(compressor, message):
+    with pytest.raises(TypeError, match=message):
+        resolve(compressor)
+    assert resolve(TopK(density=1))  # an integer is a number

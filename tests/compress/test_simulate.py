@@ -130,3 +130,9 @@ def test_parameters_unused_on_all_ranks_have_no_mean():
 def test_the_number_of_gradients_is_that_of_the_ranks():
     with pytest.raises(ValueError, match="one entry for each of 2 ranks, got 1"):
         Simulation("none", {"a": torch.empty(2)}, size=2).step([{}])
+
+
+def test_a_gradient_of_no_parameter_is_refused():
+    simulation = Simulation("none", {"w": torch.empty(2)}, size=1)
+    with pytest.raises(ValueError, match="grads must be of the parameters given, got 'v'"):
+        simulation.step([{"v": torch.zeros(2)}])
