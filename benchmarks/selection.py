@@ -47,9 +47,9 @@ CALLS = {"select": 3, "memcpy": 3}  # in a sample; one for the others
 AT, DENSITY = 25 * MILLION, 0.001  # where the target counts
 TIMES_TOPK, MEMCPYS, MEMCPYS_HINTED, ADDITIONS = 15.0, 2.2, 1.5, 1.8
 TARGET = (
-    f"{AT // MILLION}M elements, density {DENSITY:g}: select at least {TIMES_TOPK:g} times as "
-    f"fast as torch.topk and at most {MEMCPYS:g} times a memcpy; hinted at most {MEMCPYS_HINTED:g} times "
-    f"a memcpy; during at most {ADDITIONS:g} times add_"
+    f"{AT // MILLION}M elements, density {DENSITY:g}: select at least {TIMES_TOPK:g} times as fast "
+    f"as torch.topk and at most {MEMCPYS:g} times a memcpy; hinted at most {MEMCPYS_HINTED:g} "
+    f"times a memcpy; during at most {ADDITIONS:g} times add_"
 )
 
 Side = Callable[[], object]
