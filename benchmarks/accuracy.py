@@ -55,16 +55,18 @@ TASKS = {
 }
 
 
-def train(task: str, spec: str, seed: int, ranks: int) -> tuple[float, float, float]:
+def train(spec: str, seed: int, args: argparse.Namespace) -> tuple[float, float, float]:
     """The metric, bytes a step, and those as a percentage of dense."""
-    how = TASKS[task]
+    how = TASKS[args.task]
     options = [*how.options, "--seed", str(seed)]
+    if args.steps is not None:
+        options += ["--steps", str(args.steps)]
     if has_momentum(spec):
         options += how.own_momentum
         if how.no_momentum:
             spec += ("," if ":" in spec else ":") + how.no_momentum
-    launch = [sys.executable, "-m", "mpicomp_launch", "-np", str(ranks), sys.executable]
-    command = [*launch, str(EXAMPLES / f"{task}.py"), "--compression", spec, *options]
+    launch = [sys.executable, "-m", "mpicomp_launch", "-np", str(args.ranks), sys.executable]
+    command = [*launch, str(EXAMPLES / f"{args.task}.py"), "--compression", spec, *options]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if run.returncode != 0:
         raise SystemExit(f"{spec}, seed {seed}: exit status {run.returncode}\n{run.stdout}")
@@ -75,7 +77,7 @@ def train(task: str, spec: str, seed: int, ranks: int) -> tuple[float, float, fl
 
 
 def measure(spec: str, args: argparse.Namespace) -> dict[str, str | float]:
-    runs = [train(args.task, spec, seed, args.ranks) for seed in range(args.seeds)]
+    runs = [train(spec, seed, args) for seed in range(args.seeds)]
     metric = [metric for metric, _, _ in runs]
     return {
         "compression": spec,
@@ -93,6 +95,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--compression", nargs="*", default=SPECS[1:], help="beside none")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, help="None: those of the task")
     return parser.parse_args()
 
 

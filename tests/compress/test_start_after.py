@@ -16,8 +16,8 @@ def grads(step, size=2):
 
 
 def test_dense_first_then_the_method_as_if_it_began_there():
-    late = Simulation("powersgd:rank=1,start_after=3", {"w": PARAMS["w"]}, size=2)
-    fresh = Simulation("powersgd:rank=1", {"w": PARAMS["w"]}, size=2)
+    late = Simulation("powersgd:rank=1,start_after=3", PARAMS, size=2)
+    fresh = Simulation("powersgd:rank=1", PARAMS, size=2)
     for step in range(3):
         mine = grads(step)
         mean = late.step(mine).means[1]["w"]
