@@ -122,7 +122,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._no_sync = False
         self._engine: Engine | None = None
         params = self._named()
-        assign(self._compression, [(name, tuple(p.shape), p.dtype) for name, p in params])
         if _world.size() > 1 or self._momentum_methods():
             self._engine = Engine(
                 params,
@@ -131,6 +130,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 loss_scale=self._loss_scale,
                 holding=self._holding,
             )
+        else:  # mistakes in rules show on one rank too
+            assign(self._compression, [(name, tuple(p.shape), p.dtype) for name, p in params])
 
     def _named(self, first_group: int = 0) -> list[tuple[str, nn.Parameter]]:
         """Parameters in order of registration; one without a name is called by its place."""

@@ -14,12 +14,12 @@ from .base import Broadcast, Bucket, Capabilities, Exchange, Exchanged, Mean, St
 from .registry import register
 from .scalars import count_step, step_of, steps
 from .select import largest
-from .sparse import Sparse, Sparsifier, average_all, index_dtype, union_costs_more
+from .sparse import Sparse, UnionSparsifier, average_all, index_dtype
 
 
 @register("cltk")
 @dataclass(frozen=True)
-class CLTK(Sparsifier):
+class CLTK(UnionSparsifier):
     """The ``int(density * n)`` largest elements of one rank, averaged over all ranks.
 
     The leader of step t is rank ``t mod size``. Only its places travel as places; the values at
@@ -59,6 +59,3 @@ class CLTK(Sparsifier):
             sent=Sparse(indices, flat[indices]),
             commit=lambda skip: count_step(state, skip),
         )
-
-    def dense_is_cheaper(self, numel: int, element_bytes: int, *, size: int) -> bool:
-        return union_costs_more(numel, self.num_kept(numel), element_bytes)

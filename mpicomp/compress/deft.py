@@ -20,7 +20,7 @@ from .base import Broadcast, Bucket, Capabilities, Exchange, State, wide
 from .registry import register
 from .scalars import count_step, step_of, steps
 from .select import largest
-from .sparse import Sparsifier, average_all, average_union, union_costs_more
+from .sparse import UnionSparsifier, average_all, average_union, union_costs_more
 
 COMMON = -1
 """In place of a bin: all elements of the fragment are sent, so nobody has to choose."""
@@ -28,7 +28,7 @@ COMMON = -1
 
 @register("deft")
 @dataclass(frozen=True)
-class DEFT(Sparsifier):
+class DEFT(UnionSparsifier):
     """About ``int(density * n)`` elements of a bucket, more of them where gradients are large.
 
     Tensors, and pieces of large tensors, are the fragments. Each step the leader, rank
@@ -73,9 +73,6 @@ class DEFT(Sparsifier):
             bucket, _joined(chosen, flat), disjoint=True, common=_joined(common, flat)
         )
         return replace(outcome, commit=lambda skip: count_step(state, skip))
-
-    def dense_is_cheaper(self, numel: int, element_bytes: int, *, size: int) -> bool:
-        return union_costs_more(numel, self.num_kept(numel), element_bytes)
 
 
 def fragment_sizes(tensors: Iterable[int], size: int) -> list[int]:

@@ -16,13 +16,13 @@ from torch import Tensor
 from .base import Bucket, Capabilities, Exchange, State, wide
 from .registry import register
 from .select import largest
-from .sparse import Sparsifier, gather_pairs, pairs_cost_more
-from .velocity import Ranges, exchange_velocity, init_velocity, load_velocity_, split
+from .sparse import gather_pairs, pairs_cost_more
+from .velocity import MomentumSparsifier, Ranges, exchange_velocity, init_velocity, load_velocity_
 
 
 @register("dgc")
 @dataclass(frozen=True)
-class DGC(Sparsifier):
+class DGC(MomentumSparsifier):
     """The ``int(density * n)`` largest of n velocities that have added up, at least one.
 
     Where a velocity is sent, both its sums begin anew at zero. Vectors (biases, norms), and all
@@ -65,12 +65,6 @@ class DGC(Sparsifier):
             gathers_values=True,
         )
 
-    def helps(self, shape: tuple[int, ...]) -> bool:
-        return True  # what goes dense needs the momentum too
-
-    def bucket_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return wide(dtype)
-
     def uncompressed(self) -> DGC:
         return dataclasses.replace(self, density=1.0)
 
@@ -93,9 +87,7 @@ class DGC(Sparsifier):
         )
 
     def exchange(self, bucket: Bucket, state: State) -> Exchange:
-        dense, rest = split(bucket, self._goes_dense)
-        if self.dense_is_cheaper(rest.numel, bucket.flat.element_size(), size=bucket.size):
-            dense, rest = split(bucket, lambda shape: True)
+        dense, rest = self.parts(bucket)
         return (
             yield from exchange_velocity(
                 bucket,
@@ -106,9 +98,6 @@ class DGC(Sparsifier):
                 nesterov=self.nesterov,
             )
         )
-
-    def _goes_dense(self, shape: tuple[int, ...]) -> bool:
-        return len(shape) < 2 or not super().helps(shape)
 
     def _send_largest(self, bucket: Bucket, rest: Ranges) -> Exchange:
         indices = largest(rest.take(bucket.flat), self.num_kept(rest.numel))

@@ -23,6 +23,11 @@ def generator(*key: object, device: torch.device | str = "cpu") -> torch.Generat
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
+def own_generator(bucket: Bucket, *key: object) -> torch.Generator:
+    """Random numbers of one rank and bucket, on the bucket's device."""
+    return generator(*key, next(iter(bucket), None), bucket.rank, device=bucket.flat.device)
+
+
 def no_seed(bucket: Bucket) -> dict[str, Tensor]:
     """The slot ``seed`` before any exchange."""
     return {name: torch.tensor(-1, dtype=torch.int64) for name in bucket}

@@ -34,20 +34,8 @@ class ExDyna(ThresholdSparsifier):
     State: also slot ``blocks``, per parameter how many blocks each partition of its bucket has,
     equal on all ranks.
 
-    Args:
-        density: fraction of elements that all ranks together keep, in (0, 1].
-        error_feedback: whether what was not sent is carried to the next step.
-        adapt: where the number that passed is over 10 % off, send as many as wanted all the same,
-            and let the threshold catch up; otherwise it changes by 0.5 % a step at most.
-        initial: ``quantile`` to measure the first threshold, ``paper`` for 1 / (2 sqrt(k)).
-        symmetric: near the target, lower the threshold where too few passed; the paper raises it.
+    The options are those of `ThresholdSparsifier`.
     """
-
-    density: float = 0.01
-    error_feedback: bool = True
-    adapt: bool = True
-    initial: str = "quantile"
-    symmetric: bool = True
 
     def init(self, bucket: Bucket) -> State:
         blocks = torch.tensor(even_blocks(block_layout(bucket.flat.numel())[0], bucket.size))

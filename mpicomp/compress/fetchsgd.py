@@ -17,17 +17,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Bucket, Capabilities, Dense, Exchange, Exchanged, Mean, State, wide
+from .base import Bucket, Capabilities, Dense, Exchange, Exchanged, Mean, State
 from .count_sketch import MIN_COLUMNS, CountSketch, check_table, heaviest
 from .draws import agreed_seed, generator, no_seed
 from .registry import register
 from .scalars import set_scalar
-from .sparse import Sparsifier
+from .velocity import MomentumSparsifier
 
 
 @register("fetchsgd")
 @dataclass(frozen=True)
-class FetchSGD(Sparsifier):
+class FetchSGD(MomentumSparsifier):
     """The ``int(density * n)`` = k largest of all elements, as the tables of all ranks show them.
 
     The ranks add up a Count-Sketch of each parameter's gradient. Momentum and what has not been
@@ -72,12 +72,6 @@ class FetchSGD(Sparsifier):
             momentum=self.momentum > 0,
         )
 
-    def helps(self, shape: tuple[int, ...]) -> bool:
-        return True  # what goes dense needs the momentum too
-
-    def bucket_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return wide(dtype)
-
     def uncompressed(self) -> FetchSGD:
         return dataclasses.replace(self, width=1.0)
 
@@ -85,7 +79,7 @@ class FetchSGD(Sparsifier):
         dtype = self.bucket_dtype(bucket.flat.dtype)
         momentum, error = {}, {}
         for entry in bucket.entries:
-            if self._goes_dense(entry.shape):
+            if self.goes_dense(entry.shape):
                 momentum[entry.name] = bucket.flat.new_zeros(entry.numel, dtype=dtype)
             else:
                 shape = (self.rows, self._num_columns(entry.numel))
@@ -126,9 +120,6 @@ class FetchSGD(Sparsifier):
     def dense_is_cheaper(self, numel: int, element_bytes: int, *, size: int) -> bool:
         return self.rows * self._num_columns(numel) >= numel
 
-    def _goes_dense(self, shape: tuple[int, ...]) -> bool:
-        return len(shape) < 2 or not super().helps(shape)
-
     def _num_columns(self, numel: int) -> int:
         return max(round(self.width * numel), MIN_COLUMNS)
 
@@ -142,7 +133,7 @@ class FetchSGD(Sparsifier):
                 generator=generator("fetchsgd", seed, entry.name),
             )
             for entry in bucket.entries
-            if not self._goes_dense(entry.shape)
+            if not self.goes_dense(entry.shape)
         }
 
     def _unsketch(

@@ -16,12 +16,12 @@ from torch import Tensor
 from .base import Bucket, Capabilities, Exchange, State
 from .registry import register
 from .select import above, blocks, largest
-from .sparse import Sparsifier, average_all, gather_pairs, pairs_cost_more
+from .sparse import PairSparsifier, average_all, gather_pairs
 
 
 @register("gaussiank")
 @dataclass(frozen=True)
-class GaussianK(Sparsifier):
+class GaussianK(PairSparsifier):
     """About k, the ``int(density * n)`` largest of n elements, found without sorting.
 
     The threshold begins at the quantile of a normal distribution with the mean and the variance
@@ -58,9 +58,6 @@ class GaussianK(Sparsifier):
             return (yield from average_all(bucket))
         indices = self._choose(flat, self.num_kept(flat.numel()))
         return (yield from gather_pairs(bucket, indices, equal_counts=False))
-
-    def dense_is_cheaper(self, numel: int, element_bytes: int, *, size: int) -> bool:
-        return pairs_cost_more(numel, self.num_kept(numel), element_bytes, size=size)
 
     def _choose(self, flat: Tensor, k: int) -> Tensor:
         """Indices of about the k largest elements: a threshold between one too low and too high.

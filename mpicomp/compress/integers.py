@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from . import draws
 from .base import Bucket, Capabilities, Compressor, Exchange, State
 from .codecs import Grid
+from .draws import own_generator
 from .registry import register
 from .scalars import count_step, step_of, steps
 from .tiles import block_tiles, num_rows
@@ -62,9 +62,7 @@ class Integers(Compressor):
     def exchange(self, bucket: Bucket, state: State) -> Exchange:
         generator = None
         if self.stochastic:
-            first = next(iter(bucket), None)
-            key = (self._name, self.seed, step_of(state), first, bucket.rank)
-            generator = draws.generator(*key, device=bucket.flat.device)
+            generator = own_generator(bucket, self._name, self.seed, step_of(state))
         outcome = yield from average_codes(
             bucket,
             block_tiles(bucket.flat.numel(), self.block),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .base import Bucket, State
 from .blocks import dequantize_blocks, quantize_blocks
-from .draws import generator
+from .draws import own_generator
 from .scalars import count_step, step_of, steps
 
 _BLOCK = 256  # elements that share a scale
@@ -82,7 +82,7 @@ class Half(Store):
 
     def write_(self, bucket: Bucket, state: State, skip: frozenset[str]) -> None:
         bucket.flat.clamp_(-_LIMIT, _LIMIT)
-        draw = _generator(bucket, state)
+        draw = own_generator(bucket, "residual", step_of(state, "residual_step"))
         for name in state["residual"].keys() - skip:
             state["residual"][name].copy_(rounded_to_bfloat16(bucket[name], draw))
         count_step(state, skip, "residual_step")
@@ -113,7 +113,7 @@ class Int8(Store):
 
     def write_(self, bucket: Bucket, state: State, skip: frozenset[str]) -> None:
         bucket.flat.clamp_(-_LIMIT, _LIMIT)
-        draw = _generator(bucket, state)
+        draw = own_generator(bucket, "residual", step_of(state, "residual_step"))
         for entry in bucket.entries:
             if entry.name in skip:
                 continue
@@ -132,10 +132,3 @@ def rounded_to_bfloat16(values: Tensor, draw: torch.Generator) -> Tensor:
     bits = values.float().contiguous().view(torch.int32)
     noise = torch.empty_like(bits).random_(0, 1 << 16, generator=draw)
     return (bits + noise).bitwise_and_(-1 << 16).view(torch.float32).to(torch.bfloat16)
-
-
-def _generator(bucket: Bucket, state: State) -> torch.Generator:
-    """For this rank and step."""
-    first = next(iter(bucket), "")
-    step = step_of(state, "residual_step")
-    return generator("residual", step, first, bucket.rank, device=bucket.flat.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TypeAlias
@@ -13,7 +12,7 @@ from .base import Compressor
 from .dense import NoCompression
 from .feedback import with_feedback
 from .registry import METHODS
-from .specs import CONTRACTS, parse
+from .specs import CONTRACTS, kinds_of, parse
 from .wrapper import innermost
 
 Method: TypeAlias = Compressor | str | None
@@ -101,10 +100,10 @@ def _check_types(compressor: Compressor) -> None:
     method = innermost(compressor)
     if type(method) not in METHODS.values():
         return
-    for option, kind in typing.get_type_hints(type(method)).items():
+    for option, kind in kinds_of(type(method)).items():
         value = getattr(method, option)
         number = kind is float and type(value) is int
-        if kind in CONTRACTS and type(value) is not kind and not number:
+        if type(value) is not kind and not number:
             raise TypeError(
                 f"compression: {type(method).__name__}.{option} must be {CONTRACTS[kind]}, "
                 f"got {value!r}"

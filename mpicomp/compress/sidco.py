@@ -18,7 +18,7 @@ from .base import Bucket, Capabilities, Exchange, Exchanged, State
 from .registry import register
 from .scalars import count_step, scalar, scalars, set_scalar, step_of, steps
 from .select import above_at_most, blocks, largest
-from .sparse import SparseMean, Sparsifier, average_all, gather_pairs, pairs_cost_more
+from .sparse import PairSparsifier, SparseMean, average_all, gather_pairs
 
 FIRST_RATIO = 0.25  # what the first of several stages leaves
 ADAPT_EVERY = 5  # steps
@@ -28,7 +28,7 @@ HEADROOM = 2  # at most this many times the number of elements aimed at
 
 @register("sidco")
 @dataclass(frozen=True)
-class SIDCo(Sparsifier):
+class SIDCo(PairSparsifier):
     """About k, the ``int(density * n)`` largest of n elements, found without sorting.
 
     A distribution is fitted to the magnitudes, and its quantile is the threshold. One fit is poor
@@ -87,9 +87,6 @@ class SIDCo(Sparsifier):
             self._adapt(state, filled, skip)
 
         return Exchanged(outcome.mean, outcome.sent, commit)
-
-    def dense_is_cheaper(self, numel: int, element_bytes: int, *, size: int) -> bool:
-        return pairs_cost_more(numel, self.num_kept(numel), element_bytes, size=size)
 
     def _adapt(self, state: State, filled: float, skip: frozenset[str]) -> None:
         """Every fifth step, one stage more if the counts were off: each brings them closer."""

@@ -10,21 +10,20 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from .base import Bucket, Capabilities, Exchange, Exchanged, Mean, State, wide
+from .base import Bucket, Capabilities, Exchange, Exchanged, Mean, State
 from .count_sketch import MIN_COLUMNS, CountSketch, check_table, heaviest
 from .draws import agreed_seed, generator, no_seed
 from .registry import register
 from .scalars import count_step, set_scalar, step_of, steps
-from .sparse import Sparse, Sparsifier
-from .velocity import Ranges, exchange_velocity, init_velocity, load_velocity_, split
+from .sparse import Sparse
+from .velocity import MomentumSparsifier, Ranges, exchange_velocity, init_velocity, load_velocity_
 
 
 @register("sketch")
 @dataclass(frozen=True)
-class Sketch(Sparsifier):
+class Sketch(MomentumSparsifier):
     """The ``int(density * n)`` = k largest elements of the mean of all ranks' velocities.
 
     The ranks add up a Count-Sketch of what they have; its ``candidates * k`` largest estimates
@@ -73,12 +72,6 @@ class Sketch(Sparsifier):
             momentum=self.momentum > 0,
         )
 
-    def helps(self, shape: tuple[int, ...]) -> bool:
-        return True  # what goes dense needs the momentum too
-
-    def bucket_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return wide(dtype)
-
     def uncompressed(self) -> Sketch:
         return dataclasses.replace(self, density=1.0)
 
@@ -91,9 +84,7 @@ class Sketch(Sparsifier):
         load_velocity_(bucket, state, name, grad, scale=scale, momentum=self.momentum)
 
     def exchange(self, bucket: Bucket, state: State) -> Exchange:
-        dense, rest = split(bucket, self._goes_dense)
-        if self.dense_is_cheaper(rest.numel, bucket.flat.element_size(), size=bucket.size):
-            dense, rest = split(bucket, lambda shape: True)
+        dense, rest = self.parts(bucket)
         return (
             yield from exchange_velocity(
                 bucket,
@@ -103,9 +94,6 @@ class Sketch(Sparsifier):
                 momentum=self.momentum,
             )
         )
-
-    def _goes_dense(self, shape: tuple[int, ...]) -> bool:
-        return len(shape) < 2 or not super().helps(shape)
 
     def _send_heaviest(self, bucket: Bucket, state: State, rest: Ranges) -> Exchange:
         flat, kept = rest.take(bucket.flat), self.num_kept(rest.numel)

@@ -181,6 +181,20 @@ class Sparsifier(Compressor):
         """Whether a plain mean over ``size`` ranks would move no more bytes than this method."""
 
 
+class PairSparsifier(Sparsifier):
+    """A sparsifier whose ranks gather all (value, index) pairs of each other."""
+
+    def dense_is_cheaper(self, numel: int, element_bytes: int, *, size: int) -> bool:
+        return pairs_cost_more(numel, self.num_kept(numel), element_bytes, size=size)
+
+
+class UnionSparsifier(Sparsifier):
+    """A sparsifier whose ranks together choose one set, and average their values there."""
+
+    def dense_is_cheaper(self, numel: int, element_bytes: int, *, size: int) -> bool:
+        return union_costs_more(numel, self.num_kept(numel), element_bytes)
+
+
 def pairs_cost_more(numel: int, kept: int, element_bytes: int, *, size: int) -> bool:
     """Whether gathering ``kept`` pairs of each rank moves as much as a mean, twice the bytes."""
     pair_bytes = element_bytes + index_dtype(numel).itemsize

@@ -44,9 +44,9 @@ def parse(spec: str) -> Compressor:
     if name not in METHODS:
         _fail("name", "one of " + ", ".join(available()), name, METHODS)
     method = METHODS[name]
-    kinds = _kinds(method)
+    kinds = kinds_of(method)
     for wrapper in WRAPPERS:
-        kinds |= _kinds(wrapper)
+        kinds |= kinds_of(wrapper)
     given: dict[str, Any] = {}
     for item in rest.split(",") if colon else []:
         option, equals, text = (part.strip() for part in item.partition("="))
@@ -86,7 +86,7 @@ def spec_of(compressor: Compressor) -> str:
 
 
 def _build(method: type[Compressor], given: dict[str, Any]) -> Compressor:
-    compressor = method(**{option: given[option] for option in _kinds(method) if option in given})
+    compressor = method(**{option: given[option] for option in kinds_of(method) if option in given})
     for wrapper in WRAPPERS:
         options = {f: given[o] for f, o in wrapper.spec_options.items() if o in given}
         if not options:
@@ -119,7 +119,7 @@ def _spec_options(cls: type[Compressor]) -> dict[str, str]:
     return {f.name: f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
 
 
-def _kinds(cls: type[Compressor]) -> dict[str, Any]:
+def kinds_of(cls: type[Compressor]) -> dict[str, Any]:
     """The type of each option."""
     hints = typing.get_type_hints(cls)
     return {option: hints[field] for field, option in _spec_options(cls).items()}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .base import Bucket, Compressor, Exchange, State
-from .draws import generator
+from .draws import own_generator
 from .scalars import step_of, steps
 from .sparse import average_all
 
@@ -45,8 +45,7 @@ class Stochastic(Compressor):
 
     def own_generator(self, bucket: Bucket, state: State) -> torch.Generator:
         """Random numbers of this step and rank, on the device of the bucket."""
-        key = (type(self).__name__, self.seed, step_of(state), bucket.entries[0].name, bucket.rank)
-        return generator(*key, device=bucket.flat.device)
+        return own_generator(bucket, type(self).__name__, self.seed, step_of(state))
 
 
 # ------------------------------------------------------------------------------------- rounding

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from .base import Bucket, Capabilities, Exchange, State
 from .registry import register
 from .select import above_at_most
-from .sparse import Sparsifier, average_all, gather_pairs, pairs_cost_more
+from .sparse import PairSparsifier, average_all, gather_pairs
 
 
 @register("threshold")
 @dataclass(frozen=True)
-class Threshold(Sparsifier):
+class Threshold(PairSparsifier):
     """The elements of a bucket of at least a fixed magnitude, however many, up to a cap.
 
     With error feedback, what is small adds up until it is above. Nothing is sent where nothing is
@@ -64,6 +64,3 @@ class Threshold(Sparsifier):
         threshold = self.value or 0.5 / math.sqrt(kept)
         indices = above_at_most(flat, threshold, int(self.headroom * kept))
         return (yield from gather_pairs(bucket, indices, equal_counts=False))
-
-    def dense_is_cheaper(self, numel: int, element_bytes: int, *, size: int) -> bool:
-        return pairs_cost_more(numel, self.num_kept(numel), element_bytes, size=size)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -32,18 +32,28 @@ WIDE_BAND = (0.8, 1.25)
 """Ratios of passed to wanted elements which `corrected` is left to deal with."""
 
 
+@dataclass(frozen=True)
 class ThresholdSparsifier(Sparsifier):
     """About `target` elements of a bucket, and never more than twice as many.
 
     With ``adapt``, no more than a tenth above or below, as far as there are non-zero elements.
 
     State, equal on all ranks: slot ``threshold``, and slot ``step``, the number of steps taken.
+
+    Args:
+        density: fraction of elements that all ranks together keep, in (0, 1].
+        error_feedback: whether what was not sent is carried to the next step.
+        adapt: where the number that passed is over 10 % off, send as many as wanted all the same,
+            and let the threshold catch up; otherwise it changes by 0.5 % a step at most.
+        initial: ``quantile`` to measure the first threshold, ``paper`` for 1 / (2 sqrt(k)).
+        symmetric: near the target, lower the threshold where too few passed; the paper raises it.
     """
 
-    density: float
-    adapt: bool
-    initial: str
-    symmetric: bool
+    density: float = 0.01
+    error_feedback: bool = True
+    adapt: bool = True
+    initial: str = "quantile"
+    symmetric: bool = True
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         biased=True, stateful=True, linear=False, rounds=3, min_ndim=2

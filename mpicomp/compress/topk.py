@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from .base import Bucket, Capabilities, Exchange, State
 from .registry import register
 from .select import largest
-from .sparse import Sparsifier, average_all, average_union, gather_pairs, pairs_cost_more
+from .sparse import PairSparsifier, average_all, average_union, gather_pairs
 
 
 @register("topk")
 @dataclass(frozen=True)
-class TopK(Sparsifier):
+class TopK(PairSparsifier):
     """The ``int(density * n)`` largest of the n elements of a bucket, at least one.
 
     The ranks choose independently, so the mean has up to ``size`` times as many non-zeros. Where
@@ -53,6 +53,3 @@ class TopK(Sparsifier):
         if self.union:
             return (yield from average_union(bucket, indices, disjoint=False))
         return (yield from gather_pairs(bucket, indices, equal_counts=True))
-
-    def dense_is_cheaper(self, numel: int, element_bytes: int, *, size: int) -> bool:
-        return pairs_cost_more(numel, self.num_kept(numel), element_bytes, size=size)

@@ -16,8 +16,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .base import Bucket, Decoded, Exchange, Exchanged, Mean, State, all_finite
-from .sparse import Sparse
+from .base import Bucket, Decoded, Exchange, Exchanged, Mean, State, all_finite, wide
+from .sparse import Sparse, Sparsifier
+
+# ------------------------------------------------------------------------------------- methods
+
+
+class MomentumSparsifier(Sparsifier):
+    """A sparsifier that applies momentum before it chooses.
+
+    It takes all parameters, as those that go dense need the momentum too.
+    """
+
+    def helps(self, shape: tuple[int, ...]) -> bool:
+        return True
+
+    def bucket_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return wide(dtype)
+
+    def goes_dense(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape travels as it is: vectors, and what would not gain."""
+        return len(shape) < 2 or not super().helps(shape)
+
+    def parts(self, bucket: Bucket) -> tuple[Ranges, Ranges]:
+        """The part of ``bucket`` that goes dense, and the rest; all dense where that is cheaper."""
+        dense, rest = split(bucket, self.goes_dense)
+        if self.dense_is_cheaper(rest.numel, bucket.flat.element_size(), size=bucket.size):
+            return split(bucket, lambda shape: True)
+        return dense, rest
+
 
 # ---------------------------------------------------------------------------------- velocities
 
