@@ -1,29 +1,41 @@
-"""A job as data: everything known about it before any MPI's dialect is spoken."""
+"""A job as data: everything known about it before any launcher's dialect is spoken."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mpicomp_launch.agent import Agent
+from mpicomp_launch.allocation import Allocation
 from mpicomp_launch.command import UserCommand
+from mpicomp_launch.hosts import Placement
 from mpicomp_launch.mpis import Mpi
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, how often, and under which MPI.
+    """What to run, how often, where, and under which MPI.
 
     Attributes:
         np: Number of ranks.
         command: What every rank runs.
-        mpi: The MPI, with the path of its own launcher.
-        environ: The environment the user started us in; all of it reaches the ranks.
+        mpi: The launcher that starts the ranks, with its family, version and path.
+        placement: Ranks of each host in order; empty for this host alone, or where a scheduler
+            knows the hosts itself.
+        allocation: What a scheduler granted us, None outside of one.
+        environ: The environment the user started us in, without the launcher's own variables.
         exports: Variables added to it for the ranks.
+        forward: Names of those variables, of both, which ranks on other hosts must get.
         cwd: Working directory of every rank.
+        bind: "none", "core", "numa" or "socket".
+        agent: How other hosts are reached.
+        interface: Name or network (as in 10.0.0.0/24) for MPI's traffic; None to leave it to the MPI.
+        tcp: Whether MPI shall use shared memory and TCP only.
+        pmi: What `srun --mpi` shall be, None for the cluster's default.
+        verbose: Whether the launcher shall say what it does.
+        mpi_args: The user's own options for the launcher.
         is_root: Whether the job runs as the superuser.
+        num_cores: Cores of this host that the job may use.
     """
 
     np: int
@@ -32,34 +44,20 @@ class Plan:
     environ: Mapping[str, str]
     exports: Mapping[str, str]
     cwd: str
-    is_root: bool
+    placement: tuple[Placement, ...] = ()
+    allocation: Allocation | None = None
+    forward: tuple[str, ...] = ()
+    bind: str = "none"
+    agent: Agent = Agent()
+    interface: str | None = None
+    tcp: bool = False
+    pmi: str | None = None
+    verbose: bool = False
+    mpi_args: tuple[str, ...] = ()
+    is_root: bool = False
+    num_cores: int = 1
 
-
-def rank_exports(
-    np: int, environ: Mapping[str, str], num_cores: int, terminal_columns: int = 0
-) -> dict[str, str]:
-    """Variables every job gets.
-
-    `MPICOMP_EXPECT_SIZE` lets the library notice that it runs as N jobs of one rank. Without
-    `OMP_NUM_THREADS` PyTorch takes one thread, or all cores in each rank, depending on the MPI.
-    Ranks write to a pipe; `TTY_COMPATIBLE` and `COLUMNS` say that it ends on a terminal, so that
-    rank 0 may show a progress bar.
-    """
-    exports = {"MPICOMP_EXPECT_SIZE": str(np)}
-    if not environ.get("OMP_NUM_THREADS"):
-        exports["OMP_NUM_THREADS"] = str(max(1, num_cores // np))
-    if terminal_columns:
-        exports |= {"TTY_COMPATIBLE": "1", "COLUMNS": str(terminal_columns)}
-    return exports
-
-
-def available_cores() -> int:
-    """Cores this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def terminal_columns() -> int:
-    """The width of the terminal that standard output goes to; 0 if it goes elsewhere."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    @property
+    def is_remote(self) -> bool:
+        """Whether hosts were named, so that ranks may run elsewhere than here."""
+        return bool(self.placement)
