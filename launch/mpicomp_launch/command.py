@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpicomp_launch import worker
+from mpicomp_launch import rank
 from mpicomp_launch.errors import LaunchError
 
 PYTHON_NAME = re.compile(r"(python|pypy)[\d.]*t?")
@@ -24,7 +24,7 @@ class UserCommand:
         program: Absolute path of the executable.
         options: The interpreter's own options, if it is a Python program run by us.
         arguments: The script, `-m module` or `-c code`, and all that follows.
-        is_python: Whether `worker.py` runs the arguments.
+        is_python: Whether the program is a Python, which then runs `worker.py` itself.
     """
 
     program: str
@@ -34,10 +34,14 @@ class UserCommand:
 
     def argv(self) -> list[str]:
         """What a rank executes. mpirun takes a lone `:` as its own, whence the escape."""
-        if self.is_python:
-            escaped = map(worker.escape, self.arguments)
-            return [self.program, *self.options, os.path.abspath(worker.__file__), *escaped]
-        return [self.program, *self.arguments]
+        words = self.arguments if self.is_python else ("--exec", self.program, *self.arguments)
+        worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
+        return [self.python, *self.options, worker, *map(rank.escape, words)]
+
+    @property
+    def python(self) -> str:
+        """The Python that runs the worker: the program itself, or the launcher's own."""
+        return self.program if self.is_python else sys.executable
 
 
 def parse(words: Sequence[str], environ: Mapping[str, str]) -> UserCommand:
@@ -46,6 +50,11 @@ def parse(words: Sequence[str], environ: Mapping[str, str]) -> UserCommand:
     Raises:
         LaunchError: There is no such program or script, or nothing a rank could run.
     """
+    if not words:
+        raise LaunchError(
+            "COMMAND must be given after the options, got nothing; "
+            "as in `mpicomp-launch -np 2 python train.py`"
+        )
     program = find_program(words[0], environ)
     rest = tuple(words[1:])
     if PYTHON_NAME.fullmatch(os.path.basename(program)):
@@ -53,11 +62,6 @@ def parse(words: Sequence[str], environ: Mapping[str, str]) -> UserCommand:
         if not set(options) & OPTIONS_THAT_EXIT:
             check_target(arguments)
             return UserCommand(program, options, arguments, is_python=True)
-    if ":" in rest:
-        raise LaunchError(
-            f"an argument of {words[0]} must be something other than a lone ':', which every "
-            "mpirun takes as a separator, got ':'; put the command into a script"
-        )
     return UserCommand(program, (), rest, is_python=False)
 
 

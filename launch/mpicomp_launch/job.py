@@ -1,143 +1,286 @@
-"""A running job: starts the MPI's launcher, passes signals on, and leaves nobody behind."""
+"""A running job: starts the launcher of the MPI, hears its ranks, and leaves nobody behind."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import json
 import os
+import selectors
 import signal
 import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 
-from mpicomp_launch import worker
+from mpicomp_launch.diagnose import listening_port, missing_ranks
 from mpicomp_launch.dialects import Command, Dialect
+from mpicomp_launch.frames import Decoder, Frame
+from mpicomp_launch.output import Printer
 from mpicomp_launch.plan import Plan
+from mpicomp_launch.processes import adopt_orphans, descendants, die_with_parent, kill_descendants
 
-PR_SET_CHILD_SUBREAPER = 36
+TIMED_OUT = 124
+NOT_STARTED = 125
 TICK_SECONDS = 0.2
 NOTICE_SECONDS = 1.0  # from a rank's failure to our ending the job, if the MPI has not
-FAILED_GRACE_SECONDS = 2.0  # from then to SIGKILL for whoever is left
-STOPPED_GRACE_SECONDS = 5.0  # from a signal to SIGKILL
+KILL_SECONDS = 2.0  # from our ending mpirun to SIGKILL for whoever is left
+DRAIN_SECONDS = 1.0  # for output that is still under way when mpirun has ended
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run(plan: Plan, dialect: Dialect) -> int:
-    """Runs a job to its end and returns its exit status.
+@dataclass(frozen=True)
+class Limits:
+    """Seconds: for all ranks to come up, for the whole job, and from a signal to the end."""
 
-    That is the status of the first rank that failed, 128 + n after signal n.
-    """
-    with tempfile.TemporaryDirectory(prefix="mpicomp-") as private:
-        status_file = Path(private, "status")
-        job = Job(dialect.command(plan), plan, status_file)
-        status = job.wait()
-        if job.stopped_by:
-            return 128 + job.stopped_by
-        if status_file.exists():
-            return int(status_file.read_text() or 1)
-        if status < 0:
-            return 128 - status
-        return dialect.status_of_killed(status) if plan.command.is_python else status
+    start: float
+    whole: float | None
+    grace: float
+
+
+@dataclass(frozen=True)
+class Started:
+    """A rank that has come up: where, and as which process."""
+
+    host: str
+    pid: int
+    python: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank failed: its exit status (128 + n after signal n), and its last words."""
+
+    rank: int
+    host: str
+    status: int
+    text: str
+
+    def __str__(self) -> str:
+        if self.status > 128 and not self.text:
+            number = self.status - 128
+            with contextlib.suppress(ValueError):
+                return f"was killed by signal {number} ({signal.Signals(number).name})"
+        return f"failed with status {self.status}"
 
 
 class Job:
-    """The MPI's launcher as a child process.
+    """The MPI's launcher as a child process, and what is known of the ranks below it.
 
     Attributes:
+        started: The ranks that have come up.
+        failures: Those that have failed, the first one first.
         stopped_by: The signal that ended us, 0 if none did.
+        is_late: Whether the time for the job, or for its start, has run out.
+        diagnosis: What is wrong with the hosts whose ranks have not come up.
     """
 
-    def __init__(self, command: Command, plan: Plan, status_file: Path) -> None:
+    def __init__(
+        self, command: Command, dialect: Dialect, plan: Plan, limits: Limits, printer: Printer
+    ) -> None:
+        self.started: dict[int, Started] = {}
+        self.failures: list[Failure] = []
         self.stopped_by = 0
-        self._status_file = status_file
-        self._deadline = float("inf")
+        self.is_late = False
+        self.diagnosis: list[str] = []
+        self._plan = plan
+        self._limits = limits
+        self._dialect = dialect
+        self._printer = printer
+        self._records: dict[int, bytes] = {}  # those which have come in part
+        self._alarms: dict[str, float] = {}  # what is to be done when
+        self._selector = selectors.DefaultSelector()
         adopt_orphans()
         self._process = subprocess.Popen(
             command.argv,
-            env={**plan.environ, **command.exports, "MPICOMP_STATUS_FILE": str(status_file)},
+            env={**plan.environ, **command.exports},
             cwd=command.cwd,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=worker.die_with_parent,
+            preexec_fn=die_with_parent,
         )
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(signum) != signal.SIG_IGN:
-                signal.signal(signum, self._stop)
-        signal.signal(signal.SIGALRM, self._tick)
-        signal.setitimer(signal.ITIMER_REAL, TICK_SECONDS, TICK_SECONDS)
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ, Decoder())
+        self._install_signals()
+        self._alarm("start", limits.start)
+        self._alarm("timeout", limits.whole)
 
-    def wait(self) -> int:
-        """Waits for the end; returns the launcher's own status, as `subprocess` gives it."""
-        status = self._process.wait()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if status or self.stopped_by:
-            self._sweep()
-        return status
+    def run(self) -> int:
+        """Waits for the end and returns the exit status.
 
-    def _stop(self, signum: int, frame: FrameType | None) -> None:
-        """Asks the job to end; the second time it is not asked."""
+        That is the status of the first rank that failed, 128 + n after signal n.
+        """
+        while self._process.poll() is None:
+            self._hear(TICK_SECONDS)
+            self._look_at_clock()
+        self._finish()
+        return self._status()
+
+    def missing(self) -> list[int]:
+        """The ranks that have not come up."""
+        return [rank for rank in range(self._plan.np) if rank not in self.started]
+
+    def _status(self) -> int:
+        mpi_status = self._process.returncode
         if self.stopped_by:
+            return 128 + self.stopped_by
+        if self.failures:
+            return self.failures[0].status
+        if self.is_late:
+            return NOT_STARTED if self.missing() else TIMED_OUT
+        if mpi_status and self.missing():
+            return NOT_STARTED
+        return 128 - mpi_status if mpi_status < 0 else mpi_status
+
+    # What ranks say.
+
+    def _hear(self, seconds: float) -> bool:
+        """Takes what has come within a time; False if nothing can come any more."""
+        if not self._selector.get_map():
+            time.sleep(min(seconds, TICK_SECONDS / 10))
+            return False
+        for key, _ in self._selector.select(seconds):
+            try:
+                data = os.read(key.fd, 1 << 16)
+            except BlockingIOError:
+                continue
+            decoder: Decoder = key.data
+            self._take(decoder.feed(data) if data else decoder.flush())
+            if not data:
+                self._selector.unregister(key.fileobj)
+        return True
+
+    def _take(self, items: Iterator[Frame | bytes]) -> None:
+        for item in items:
+            if isinstance(item, Frame):
+                self._take_frame(item)
+            elif not self.failures or self._plan.verbose:
+                self._printer.plain(item)  # the MPI's own obituaries would bury the reason
+
+    def _take_frame(self, frame: Frame) -> None:
+        rank, payload = frame.rank, frame.payload
+        host = self.started[rank].host if rank in self.started else "?"
+        if frame.kind in "oe":
+            self._printer.line(rank, host, frame.kind, payload)
+        elif frame.kind in "OE":
+            self._printer.piece(rank, host, frame.kind.lower(), payload)
+        else:
+            self._take_record(rank, host, frame.kind, payload)
+
+    def _take_record(self, rank: int, host: str, kind: str, payload: bytes) -> None:
+        self._records[rank] = self._records.get(rank, b"") + payload
+        if kind.islower():
+            record = json.loads(self._records.pop(rank))
+            if kind == "s":
+                self._take_start(rank, Started(record["host"], record["pid"], record["python"]))
+            elif kind == "f":
+                self._take_failure(Failure(rank, host, record["status"], record["text"]))
+            elif kind == "x" and not record["stopped"]:
+                status = 128 + record["signal"] if record["signal"] else record["status"]
+                if status:
+                    self._take_failure(Failure(rank, host, status, ""))
+
+    def _take_start(self, rank: int, started: Started) -> None:
+        self.started[rank] = started
+        missing = self.missing()
+        first = self.started[min(self.started)]
+        if started.python != first.python:
+            text = f"runs Python {started.python}, but others {first.python}; "
+            text += "ranks must run the same on every host"
+            self._take_failure(Failure(rank, started.host, NOT_STARTED, text))
+        if not missing:
+            self._alarms.pop("start", None)
+        num_up = self._plan.np - len(missing)
+        waiting = f"mpicomp-launch: {num_up} of {self._plan.np} ranks are up" if missing else ""
+        self._printer.pass_by(waiting.encode())
+
+    def _take_failure(self, failure: Failure) -> None:
+        """Notes it; a rank that says what happened and then ends has failed once."""
+        if self.stopped_by or self.is_late:
+            return
+        if failure.rank not in [each.rank for each in self.failures]:
+            self.failures.append(failure)
+            self._alarm("end", NOTICE_SECONDS)
+
+    # Time and signals.
+
+    def _alarm(self, what: str, seconds: float | None) -> None:
+        if seconds is not None:
+            self._alarms.setdefault(what, time.monotonic() + seconds)
+
+    def _look_at_clock(self) -> None:
+        """Does what is due.
+
+        Ranks that fail before `MPI_Init` leave the others waiting for them, and mpirun too: hydra
+        always, Open MPI 5 sometimes. So a failure ends the job, whatever the MPI does.
+        """
+        now = time.monotonic()
+        for what in [name for name, due in self._alarms.items() if due <= now]:
+            del self._alarms[what]
+            if what == "kill":
+                kill_descendants()
+            elif what == "end":
+                self._process.terminate()
+                self._alarm("kill", KILL_SECONDS)
+            else:
+                self.is_late = True
+                if what == "start":  # while mpirun still waits for the answer of its helpers
+                    self._diagnose(listening_port(self._process.pid))
+                self._stop(signal.SIGTERM)
+
+    def _diagnose(self, port: int | None) -> None:
+        self._printer.pass_by(b"")
+        self.diagnosis = missing_ranks(self._plan, self.missing(), port)
+
+    def _install_signals(self) -> None:
+        for signum in STOPPING:
+            if signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, self._on_stop)
+        signal.signal(signal.SIGUSR1, self._on_other)
+
+    def _on_stop(self, signum: int, frame: FrameType | None) -> None:
+        """Asks the job to end; the second time it is not asked."""
+        if self.stopped_by or self.is_late:
             kill_descendants()
             return
         self.stopped_by = signum
-        name = signal.Signals(signum).name
-        os.write(2, f"mpicomp-launch: {name}, ending the job\n".encode())
-        self._end(signum if signum == signal.SIGINT else signal.SIGTERM, STOPPED_GRACE_SECONDS)
+        os.write(2, f"mpicomp-launch: {signal.Signals(signum).name}, ending the job\n".encode())
+        self._stop(signum)
 
-    def _tick(self, signum: int, frame: FrameType | None) -> None:
-        """Ends the job after a failure which the MPI did not notice, and when grace is over.
+    def _on_other(self, signum: int, frame: FrameType | None) -> None:
+        self._signal_ranks(signum)
 
-        When a rank exits before `MPI_Init`, hydra lets all others wait for it there, and Open MPI
-        5.0.11 may hang itself.
+    def _stop(self, signum: int) -> None:
+        """Lets ranks tidy up, then ends mpirun, then whoever is left."""
+        self._signal_ranks(signum)
+        self._alarm("end", self._limits.grace)
+
+    def _signal_ranks(self, signum: int) -> None:
+        """Sends a signal to all ranks: to those of this host directly, else by way of mpirun.
+
+        mpiruns differ in what they pass on, and some kill at once where they are asked to stop.
         """
-        if time.monotonic() > self._deadline:
-            kill_descendants()
-        elif self._deadline == float("inf") and self._seconds_since_failure() > NOTICE_SECONDS:
-            self._end(signal.SIGTERM, FAILED_GRACE_SECONDS)
+        here = os.uname().nodename
+        if self.missing() or any(rank.host != here for rank in self.started.values()):
+            self._process.send_signal(self._dialect.carrier(signum))
+            return
+        for rank in self.started.values():
+            with contextlib.suppress(OSError):  # it has ended
+                os.kill(rank.pid, signum)
 
-    def _seconds_since_failure(self) -> float:
-        if not self._status_file.exists():
-            return 0.0
-        return time.time() - self._status_file.stat().st_mtime
-
-    def _end(self, signum: int, grace_seconds: float) -> None:
-        self._deadline = time.monotonic() + grace_seconds
-        self._process.send_signal(signum)
-
-    def _sweep(self) -> None:
-        """Kills what a failed job left, after a moment in which helpers can tidy up."""
-        end = time.monotonic() + FAILED_GRACE_SECONDS
-        while descendants() and time.monotonic() < end:
-            time.sleep(TICK_SECONDS / 4)
+    def _finish(self) -> None:
+        """Takes the last words, and kills what a failed job left, after a moment to tidy up."""
+        end = time.monotonic() + DRAIN_SECONDS
+        while time.monotonic() < end and self._hear(TICK_SECONDS / 4):
+            pass
+        if self._status() == NOT_STARTED and not self.diagnosis:
+            self._diagnose(None)
+        if self._status():
+            end = time.monotonic() + KILL_SECONDS
+            while descendants() and time.monotonic() < end:
+                time.sleep(TICK_SECONDS / 4)
         kill_descendants()
-
-
-def adopt_orphans() -> None:
-    """Processes below us whose parent dies become our children, not those of process 1."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def descendants() -> list[int]:
-    """Living processes below this one, from /proc; none where that does not exist."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
-        except OSError:  # ended meanwhile
-            continue
-        if state != "Z":
-            children.setdefault(int(parent), []).append(int(stat.parent.name))
-    found = list(children.get(os.getpid(), []))
-    for pid in found:
-        found += children.get(pid, [])
-    return found
-
-
-def kill_descendants() -> None:
-    """SIGKILL for every process below this one."""
-    for pid in descendants():
-        with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
-            os.kill(pid, signal.SIGKILL)

@@ -20,10 +20,12 @@ class Kind:
         contract: What is wanted, for error messages: "must be <contract>".
         parse: From a text, or from a value of a config file, to the value of the field; raises
             ValueError or TypeError for anything else.
+        names: The words to choose from, if it is a choice.
     """
 
     contract: str
     parse: Callable[[Any], Any]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def choice(*names: str) -> Kind:
             raise ValueError
         return str(value)
 
-    return Kind(" or ".join([", ".join(names[:-1]), names[-1]]), parse)
+    return Kind(" or ".join([", ".join(names[:-1]), names[-1]]), parse, names)
 
 
 WHOLE = Kind("a whole number, 1 or more", parse_whole)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpicomp_launch.allocation import Allocation
 from mpicomp_launch.command import UserCommand
 from mpicomp_launch.errors import LaunchError
 
@@ -85,7 +86,12 @@ class Mpi:
     launcher: str
 
 
-def find(command: UserCommand, wanted: str | None, environ: Mapping[str, str]) -> Mpi:
+def find(
+    command: UserCommand,
+    wanted: str | None,
+    environ: Mapping[str, str],
+    granted: Allocation | None = None,
+) -> Mpi:
     """The launcher for a command.
 
     Args:

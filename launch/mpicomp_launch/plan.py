@@ -29,13 +29,13 @@ class Plan:
         cwd: Working directory of every rank.
         bind: "none", "core", "numa" or "socket".
         agent: How other hosts are reached.
-        interface: Name or network (as in 10.0.0.0/24) for MPI's traffic; None to leave it to the MPI.
+        interface: Name or network (as in 10.0.0.0/24) for MPI's traffic, if the user wants one.
+        network: The network that leads to the other hosts, for an MPI which cannot choose well.
         tcp: Whether MPI shall use shared memory and TCP only.
         pmi: What `srun --mpi` shall be, None for the cluster's default.
         verbose: Whether the launcher shall say what it does.
         mpi_args: The user's own options for the launcher.
         is_root: Whether the job runs as the superuser.
-        num_cores: Cores of this host that the job may use.
     """
 
     np: int
@@ -50,14 +50,20 @@ class Plan:
     bind: str = "none"
     agent: Agent = Agent()
     interface: str | None = None
+    network: str | None = None
     tcp: bool = False
     pmi: str | None = None
     verbose: bool = False
     mpi_args: tuple[str, ...] = ()
     is_root: bool = False
-    num_cores: int = 1
 
     @property
     def is_remote(self) -> bool:
         """Whether hosts were named, so that ranks may run elsewhere than here."""
         return bool(self.placement)
+
+    @property
+    def spans_hosts(self) -> bool:
+        """Whether ranks run on several hosts, as far as is known."""
+        granted = self.allocation.hosts if self.allocation else ()
+        return self.is_remote or len(granted) > 1

@@ -1,0 +1,120 @@
+"""Why ranks have not come up: what each host answers when it is asked directly."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from mpicomp_launch import network
+from mpicomp_launch.plan import Plan
+
+ASK_SECONDS = 15
+SAME_VERSION = (
+    "import sys; own = '%d.%d' % sys.version_info[:2]; "
+    "sys.exit(own != sys.argv[1] and f'it is {own}, here {sys.argv[1]} is running')"
+)
+WAY_BACK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)"
+
+
+def hosts_of(plan: Plan, ranks: Sequence[int]) -> list[str]:
+    """The hosts of ranks, each once, in order; none where a scheduler places them."""
+    by_rank = [place.host for place in plan.placement for _ in range(place.ranks)]
+    return list(dict.fromkeys(by_rank[rank] for rank in ranks if rank < len(by_rank)))
+
+
+def missing_ranks(plan: Plan, missing: Sequence[int], port: int | None) -> list[str]:
+    """Lines that say which ranks never came, and what is wrong with their hosts.
+
+    Args:
+        missing: Ranks that have not reported.
+        port: Where mpirun waited for its own helpers, None if it did not or that is not known.
+    """
+    hosts = hosts_of(plan, missing)
+    lines = [f"{count(missing)} of {plan.np} did not come up: {spans(missing)}"]
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        lines += pool.map(lambda host: f"{host}: {ask(plan, host, port)}", hosts)
+    return lines
+
+
+def count(ranks: Sequence[int]) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{len(ranks)} rank" + "s" * (len(ranks) != 1)
+
+
+def spans(ranks: Sequence[int]) -> str:
+    """`0, 4-7`."""
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and rank == found[-1][-1] + 1:
+            found[-1] = [found[-1][0], rank]
+        else:
+            found.append([rank])
+    return ", ".join("-".join(map(str, each)) for each in found)
+
+
+def ask(plan: Plan, host: str, port: int | None) -> str:
+    """What is wrong with a host, or that nothing is found to be."""
+    for words, wrong in questions(plan, host, port):
+        argv = words if network.is_here(host) else plan.agent.command(host, words)
+        said = complaint(argv)
+        if said is not None:
+            return f"{wrong}: {said}; try by hand: {shlex.join(argv)}"
+    return "it answers, has the same Python, and can connect back; --verbose shows what MPI does"
+
+
+def questions(plan: Plan, host: str, port: int | None) -> Iterator[tuple[list[str], str]]:
+    """What to run on a host, each of which needs those before it, and what its failure means."""
+    python, *_ = plan.command.argv()
+    version = "%d.%d" % sys.version_info[:2]
+    yield ["true"], "it cannot be reached"
+    yield [python, "-c", SAME_VERSION, version], "it has another Python"
+    way = network.interface_towards(host)
+    if port is not None and way is not None:
+        yield (
+            [python, "-c", WAY_BACK, way.address, str(port)],
+            (f"it cannot connect back to {way.address}, port {port} (a firewall on the way back?)"),
+        )
+
+
+def complaint(argv: Sequence[str]) -> str | None:
+    """The last line a program says when it fails, None if it does not."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=ASK_SECONDS,
+        )
+    except OSError as error:
+        return f"{argv[0]}: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return f"no answer within {ASK_SECONDS} s"
+    if not done.returncode:
+        return None
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"status {done.returncode}"
+
+
+def listening_port(pid: int) -> int | None:
+    """The port at which a process, or one below it, waits for connections; None if there is none.
+
+    mpirun waits there for its helpers on the other hosts.
+    """
+    sockets = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        target = os.readlink(entry.path)
+        if target.startswith("socket:["):
+            sockets.add(target[8:-1])
+    with open("/proc/net/tcp") as table:
+        for line in list(table)[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in sockets:  # LISTEN
+                return int(words[1].partition(":")[2], 16)
+    return None

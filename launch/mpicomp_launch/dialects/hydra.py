@@ -1,0 +1,117 @@
+"""Hydra, the launcher of MPICH, and what Intel MPI and MVAPICH have made of it."""
+
+from __future__ import annotations
+
+import shlex
+
+from mpicomp_launch.dialects.base import Dialect, Option, own_bin_first, slots, unless_set
+from mpicomp_launch.plan import Plan
+
+
+class Hydra(Dialect):
+    """Neither binds nor counts slots by itself, runs as root, passes the whole environment on."""
+
+    title = "MPICH's mpiexec"
+
+    def where(self, plan: Plan) -> list[Option]:
+        return [("-hosts", slots(plan))] if plan.is_remote else []
+
+    def reach(self, plan: Plan) -> list[Option]:
+        if not plan.is_remote:
+            return []
+        program = plan.agent.program[0]
+        return [("-launcher", "ssh"), *([] if program == "ssh" else [("-launcher-exec", program)])]
+
+    def environment(self, plan: Plan) -> list[Option]:
+        return []
+
+    def directory(self, plan: Plan) -> list[Option]:
+        return []
+
+    def binding(self, plan: Plan) -> list[Option]:
+        return [] if plan.bind == "none" else [("-bind-to", plan.bind)]
+
+    def network(self, plan: Plan) -> list[Option]:
+        if not plan.is_remote or plan.interface is None:
+            return []
+        return [("-iface", self.interface_name(plan.interface))]
+
+    def verbosity(self, plan: Plan) -> list[Option]:
+        return [("-v",)] if plan.verbose else []
+
+    def exports(self, plan: Plan) -> dict[str, str]:
+        if not plan.is_remote:
+            return {}
+        exports = {"FI_PROVIDER": "tcp", "MPIR_CVAR_CH4_NETMOD": "ofi"} if plan.tcp else {}
+        if plan.interface is not None:
+            name = self.interface_name(plan.interface)
+            exports |= {"FI_TCP_IFACE": name, "UCX_NET_DEVICES": name}
+        words = self.agent_words(plan)
+        return {
+            **unless_set(plan, exports),
+            **({"HYDRA_LAUNCHER_EXTRA_ARGS": words} if words else {}),
+        }
+
+    def agent_words(self, plan: Plan) -> str:
+        """What stands between the remote agent and the host."""
+        return shlex.join([*plan.agent.program[1:], *plan.agent.flags()])
+
+    def interface_name(self, interface: str) -> str:
+        """A network (10.0.0.0/24) is more than this family understands."""
+        if "/" in interface:
+            raise self.cannot(f"--interface {interface}", "give the interface's name, as in eth0")
+        return interface
+
+
+class Intel(Hydra):
+    """As MPICH's, but it pins ranks, and finds its helpers through PATH."""
+
+    title = "Intel's mpiexec.hydra"
+
+    def reach(self, plan: Plan) -> list[Option]:
+        if not plan.is_remote:
+            return []
+        program = plan.agent.program[0]
+        return [
+            ("-bootstrap", "ssh"),
+            *([] if program == "ssh" else [("-bootstrap-exec", program)]),
+        ]
+
+    def binding(self, plan: Plan) -> list[Option]:
+        return []
+
+    def verbosity(self, plan: Plan) -> list[Option]:
+        return [("-v",), ("-genv", "I_MPI_DEBUG", "5")] if plan.verbose else []
+
+    def exports(self, plan: Plan) -> dict[str, str]:
+        if plan.bind == "none":
+            pinning = unless_set(plan, {"I_MPI_PIN": "0"})
+        else:
+            pinning = {"I_MPI_PIN": "1", "I_MPI_PIN_DOMAIN": plan.bind}
+        exports = {**own_bin_first(plan), **pinning}
+        if not plan.is_remote:
+            return exports
+        network = {"FI_PROVIDER": "tcp"} if plan.tcp else {}
+        if plan.interface is not None:
+            network["FI_TCP_IFACE"] = self.interface_name(plan.interface)
+        words = self.agent_words(plan)
+        if words:
+            exports["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = words
+        return {**exports, **unless_set(plan, network)}
+
+
+class Mvapich(Hydra):
+    """Hydra again; the library binds by itself, which pins all threads of a rank to one core."""
+
+    title = "MVAPICH's mpiexec"
+
+    def binding(self, plan: Plan) -> list[Option]:
+        return []
+
+    def exports(self, plan: Plan) -> dict[str, str]:
+        levels = {"core": "core", "numa": "numanode", "socket": "socket"}
+        if plan.bind == "none":
+            binding = unless_set(plan, {"MV2_ENABLE_AFFINITY": "0"})
+        else:
+            binding = {"MV2_ENABLE_AFFINITY": "1", "MV2_CPU_BINDING_LEVEL": levels[plan.bind]}
+        return {**super().exports(plan), **binding}

@@ -1,0 +1,119 @@
+"""Launchers that belong to a scheduler: it knows the hosts and reaches them itself."""
+
+from __future__ import annotations
+
+import math
+
+from mpicomp_launch.dialects.base import Dialect, Option
+from mpicomp_launch.plan import Plan
+
+
+class Scheduler(Dialect):
+    """What srun, flux, jsrun and PALS have in common: nothing to name, nothing to reach."""
+
+    bindings: dict[str, Option]  # of `Options.bind`; what is missing cannot be said
+    verbose: tuple[Option, ...] = ()
+
+    def where(self, plan: Plan) -> list[Option]:
+        if plan.is_remote:
+            raise self.cannot("--hosts", "let the scheduler choose, or give --mpi of an MPI")
+        return []
+
+    def reach(self, plan: Plan) -> list[Option]:
+        return []
+
+    def environment(self, plan: Plan) -> list[Option]:
+        return []
+
+    def directory(self, plan: Plan) -> list[Option]:
+        return []
+
+    def binding(self, plan: Plan) -> list[Option]:
+        if plan.bind not in self.bindings:
+            known = ", ".join(self.bindings)
+            raise self.cannot(f"--bind {plan.bind}", f"it knows {known}; or use --mpi-args")
+        return [self.bindings[plan.bind]]
+
+    def network(self, plan: Plan) -> list[Option]:
+        return []
+
+    def verbosity(self, plan: Plan) -> list[Option]:
+        return list(self.verbose) if plan.verbose else []
+
+    def exports(self, plan: Plan) -> dict[str, str]:
+        """Which MPI the ranks load decides which of these counts; the others are harmless."""
+        if plan.interface is None:
+            return {}
+        exports = {"OMPI_MCA_btl_tcp_if_include": plan.interface}
+        if "/" not in plan.interface:
+            exports |= {"FI_TCP_IFACE": plan.interface, "UCX_NET_DEVICES": plan.interface}
+        return exports
+
+
+class Srun(Scheduler):
+    """Slurm. A job step gets no more than its share, hence `--overlap` and no new memory limit."""
+
+    title = "srun"
+    bindings = {
+        "none": ("--cpu-bind=none",),
+        "core": ("--cpu-bind=cores",),
+        "numa": ("--cpu-bind=ldoms",),
+        "socket": ("--cpu-bind=sockets",),
+    }
+    verbose = (("-v",),)
+
+    def ranks(self, plan: Plan) -> list[Option]:
+        pmi = [(f"--mpi={plan.pmi}",)] if plan.pmi else []
+        return [(f"--ntasks={plan.np}",), *pmi]
+
+    def environment(self, plan: Plan) -> list[Option]:
+        return [("--export=ALL",)]
+
+    def directory(self, plan: Plan) -> list[Option]:
+        return [(f"--chdir={plan.cwd}",)]
+
+
+class Flux(Scheduler):
+    """Flux. Open MPI needs its `pmix` plug-in; all others its own PMI."""
+
+    title = "flux run"
+    bindings = {"none": ("-o", "cpu-affinity=off"), "core": ("-o", "cpu-affinity=per-task")}
+    verbose = (("-v",),)
+
+    def ranks(self, plan: Plan) -> list[Option]:
+        pmi = [("-o", f"pmi={plan.pmi}")] if plan.pmi else []
+        return [("run",), (f"--ntasks={plan.np}",), *pmi]
+
+    def directory(self, plan: Plan) -> list[Option]:
+        return [(f"--cwd={plan.cwd}",)]
+
+
+class Jsrun(Scheduler):
+    """LSF on machines with JSM: a resource set for each rank."""
+
+    title = "jsrun"
+    bindings = {"none": ("--bind", "none"), "core": ("--bind", "packed:1")}
+
+    def ranks(self, plan: Plan) -> list[Option]:
+        sets: list[Option] = [("--nrs", str(plan.np)), ("--tasks_per_rs", "1")]
+        hosts = plan.allocation.hosts if plan.allocation else ()
+        if hosts:
+            sets.append(("--rs_per_host", str(math.ceil(plan.np / len(hosts)))))
+        return sets
+
+    def directory(self, plan: Plan) -> list[Option]:
+        return [("--chdir", plan.cwd)]
+
+
+class Pals(Scheduler):
+    """HPE's mpiexec, under PBS."""
+
+    title = "PALS mpiexec"
+    bindings = {name: ("--cpu-bind", name) for name in ("none", "core", "numa", "socket")}
+    verbose = (("-v",),)
+
+    def environment(self, plan: Plan) -> list[Option]:
+        return [("--envall",)]
+
+    def directory(self, plan: Plan) -> list[Option]:
+        return [("--wdir", plan.cwd)]

@@ -1,0 +1,166 @@
+"""From what the user said to a `Plan`: hosts, MPI, environment, network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from mpicomp_launch import allocation, command, hosts, mpis, network
+from mpicomp_launch.agent import Agent
+from mpicomp_launch.allocation import Allocation
+from mpicomp_launch.environment import rank_exports, to_forward, without_own
+from mpicomp_launch.errors import LaunchError
+from mpicomp_launch.hosts import Host, Placement
+from mpicomp_launch.options import Options
+from mpicomp_launch.plan import Plan
+from mpicomp_launch.resolve import Resolved
+
+
+def make_plan(
+    resolved: Resolved, words: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Plan, list[str]]:
+    """The job which the options describe, and what the user should be told about it.
+
+    Raises:
+        LaunchError: An option, the command, the hosts or the installed MPI will not do.
+    """
+    options = resolved.options
+    refuse_nesting(environ)
+    warnings: list[str] = []
+    user_command = command.parse(words, environ)
+    granted = allocation.detect(environ)
+    placement = where(resolved, granted, warnings)
+    mpi = mpis.find(user_command, options.mpi, environ, granted)
+    np = count_ranks(options, placement, granted, warnings)
+    cwd = os.path.abspath(options.cwd or os.getcwd())
+    kept = without_own(environ)
+    exports = rank_exports(options, np, cwd, placement or granted_places(granted, np), kept)
+    plan = Plan(
+        np=np,
+        command=user_command,
+        mpi=mpi,
+        environ=kept,
+        exports=exports,
+        cwd=cwd,
+        placement=placement,
+        allocation=granted,
+        forward=to_forward(kept, exports, options.env),
+        bind=options.bind,
+        agent=make_agent(options),
+        interface=options.interface,
+        network=network_between(placement),
+        tcp=uses_tcp(options),
+        pmi=options.pmi,
+        verbose=options.verbose,
+        mpi_args=options.mpi_args,
+        is_root=os.geteuid() == 0,
+    )
+    return plan, warnings
+
+
+def refuse_nesting(environ: Mapping[str, str]) -> None:
+    """A rank cannot start a job with the variables of its own MPI in its environment."""
+    variable = allocation.inside_step(environ)
+    if variable:
+        raise LaunchError(
+            f"mpicomp-launch must be started once, got {variable} in the environment, which says "
+            "that this is a rank already; it starts all ranks itself: leave out mpirun or srun"
+        )
+
+
+def where(
+    resolved: Resolved, granted: Allocation | None, warnings: list[str]
+) -> tuple[Placement, ...]:
+    """Ranks of each host; empty for this host alone and for an allocation's hosts."""
+    options = resolved.options
+    if options.hosts is not None and options.hostfile is not None:
+        first, second = resolved.origins["hosts"], resolved.origins["hostfile"]
+        raise LaunchError(
+            f"hosts must be given once, got --hosts ({first}) and --hostfile ({second})"
+        )
+    named = named_hosts(options)
+    if not named:
+        return ()
+    if granted is not None:
+        origin = (
+            resolved.origins.get("hosts") or resolved.origins.get("hostfile") or "host sections"
+        )
+        text = f"hosts of {origin} are not used: {granted.origin} says which there are"
+        if origin == "command line":
+            raise LaunchError(f"{text}; leave out --hosts, or unset that variable")
+        warnings.append(text)
+        return ()
+    placement = hosts.place(named, options.np)
+    if all(network.is_here(each.host) for each in placement):
+        return ()
+    return placement
+
+
+def named_hosts(options: Options) -> tuple[Host, ...]:
+    """The hosts of the list, the file, or the sections that say how many slots they have."""
+    if options.hosts is not None:
+        named = hosts.parse_hosts(options.hosts)
+    elif options.hostfile is not None:
+        named = hosts.read_hostfile(options.hostfile)
+    else:
+        named = tuple(
+            Host(name, section.slots, section.max_slots)
+            for section in options.host
+            if section.slots is not None
+            for name in hosts.expand(section.name)
+        )
+    return named
+
+
+def granted_places(granted: Allocation | None, np: int) -> tuple[Placement, ...]:
+    """Where the ranks of an allocation will be, if they go by its slots."""
+    if granted is None or sum(host.slots for host in granted.hosts) < np:
+        return ()
+    return hosts.place(granted.hosts, np)
+
+
+def count_ranks(
+    options: Options,
+    placement: Sequence[Placement],
+    granted: Allocation | None,
+    warnings: list[str],
+) -> int:
+    """The number of ranks: as given, or all slots there are."""
+    if placement:
+        return sum(each.ranks for each in placement)
+    slots = sum(host.slots for host in granted.hosts) if granted else 0
+    if options.np is not None:
+        if granted is not None and options.np > slots > 0:
+            warnings.append(f"{options.np} ranks on {slots} slots, which {granted.origin} says")
+        return options.np
+    named = named_hosts(options)  # all of them this one
+    if not slots and not named:
+        raise LaunchError(
+            "-np or --hosts must be given, got nothing; as in `-np 4` for four ranks on this host"
+        )
+    return slots or sum(host.slots for host in named)
+
+
+def make_agent(options: Options) -> Agent:
+    """How other hosts are reached."""
+    return Agent(
+        program=options.rsh_agent or ("ssh",),
+        port=options.ssh_port,
+        identity=options.ssh_identity and os.path.abspath(options.ssh_identity),
+        options=options.ssh_args,
+    )
+
+
+def network_between(placement: Sequence[Placement]) -> str | None:
+    """The network on the way to the first of the other hosts, None where that is not known.
+
+    A network, not an interface's name, because names may differ from host to host.
+    """
+    others = [each.host for each in placement if not network.is_here(each.host)]
+    found = network.interface_towards(others[0]) if others else None
+    return found.network if found else None
+
+
+def uses_tcp(options: Options) -> bool:
+    """Whether MPI shall look for nothing faster than TCP between hosts."""
+    return options.fabric == "tcp" or (options.fabric == "auto" and not network.has_rdma())
