@@ -18,9 +18,10 @@ SCHEDULERS = ("slurm", "pbs")
 COMMAND_LINE = "command line"
 USAGE = """%(prog)s [-np N] [--hosts LIST] [options] COMMAND [ARGS...]
        %(prog)s --check [options] [COMMAND ...]"""
-DESCRIPTION = """Runs COMMAND on N ranks, on this host, on hosts reached by ssh, or within the
-allocation of a scheduler, under the MPI which the command's Python loads. What follows COMMAND belongs
-to it and is passed on as it is. When one rank fails, the job ends, and the reason is shown last."""
+DESCRIPTION = """Runs COMMAND on N ranks, on this host, on hosts reached by ssh, or within
+the allocation of a scheduler, under the MPI which the command's Python loads.
+What follows COMMAND belongs to it and is passed on as it is. When one rank fails,
+the job ends, and the reason is shown last."""
 EPILOG = """environment:
   MPICOMP_LAUNCH_<OPTION>   the same as --<option>, as in MPICOMP_LAUNCH_HOSTS=a:4,b:4
   MPICOMP_COMPRESSION ...   the same as --compression and the other options of training

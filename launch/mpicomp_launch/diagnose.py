@@ -69,7 +69,7 @@ def ask(plan: Plan, host: str, port: int | None) -> str:
 def questions(plan: Plan, host: str, port: int | None) -> Iterator[tuple[list[str], str]]:
     """What to run on a host, each of which needs those before it, and what its failure means."""
     python, *_ = plan.command.argv()
-    version = "%d.%d" % sys.version_info[:2]
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     yield ["true"], "it cannot be reached"
     yield [python, "-c", SAME_VERSION, version], "it has another Python"
     way = network.interface_towards(host)

@@ -113,8 +113,8 @@ class Guard:
 
     def run(self) -> int:
         """Returns the rank's status as `waitpid` gives it."""
-        host, python = os.uname().nodename, "%d.%d.%d" % sys.version_info[:3]
-        self._tell("s", {"host": host, "pid": os.getpid(), "python": python})
+        python = ".".join(map(str, sys.version_info[:3]))
+        self._tell("s", {"host": os.uname().nodename, "pid": os.getpid(), "python": python})
         try:
             while self._status is None:
                 self._turn(TICK_SECONDS)

@@ -1,4 +1,4 @@
-"""This host's place in the network: which names mean it, and which way leads to another host."""
+"""The place of this host in the network: which names mean it, and which way leads to another host."""
 
 from __future__ import annotations
 

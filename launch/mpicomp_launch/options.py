@@ -1,7 +1,7 @@
-"""Every option of the launcher, once: command line, variables and config files all follow this.
+"""Every option of the launcher, once: command line, variables and config files follow this.
 
-A field's metadata says how it is given, what it accepts, and what it means. `arguments.py` makes the
-command line of it, `config.py` reads and writes files with it, `resolve.py` decides who wins.
+A field's metadata says how it is given, what it accepts, and what it means. `arguments.py` makes
+the command line of it, `config.py` reads files with it, `resolve.py` decides who wins.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
-    """This process gets a signal when its parent ends, however that happens."""
+    """Makes this process get a signal when its parent ends, however that happens."""
     _prctl(PR_SET_PDEATHSIG, signum)
 
 

@@ -39,8 +39,10 @@ def explain(job: Job, status: int, options: Options, printer: Printer) -> None:
     elif status == NOT_STARTED:
         for line in job.diagnosis:
             printer.say(line)
-    elif status == TIMED_OUT:
+    elif status == TIMED_OUT and job.is_late:
         printer.say(f"the job was ended after {options.timeout:g} s (--timeout)")
+    elif status and not job.stopped_by:
+        printer.say(f"the MPI's launcher ended the job with status {status}, as after MPI_Abort")
 
 
 def others(job: Job, options: Options) -> str:

@@ -67,9 +67,12 @@ class Dialect(ABC):
             *([plan.mpi_args] if plan.mpi_args else []),
         ]
         exports = {**self.exports(plan), **plan.exports}
-        return Command(
-            plan.mpi.launcher, tuple(options), tuple(plan.command.argv()), exports, plan.cwd
-        )
+        rank = self.segments(plan, tuple(plan.command.argv()))
+        return Command(plan.mpi.launcher, tuple(options), rank, exports, plan.cwd)
+
+    def segments(self, plan: Plan, rank: Option) -> Option:
+        """What stands behind the options: the command of a rank, for most launchers once."""
+        return rank
 
     def ranks(self, plan: Plan) -> list[Option]:
         """How many."""
