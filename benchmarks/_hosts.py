@@ -1,6 +1,6 @@
 """Several hosts on one machine: network namespaces joined by a bridge of their own.
 
-A host is a process that holds a network, a mount and a UTS namespace; what runs "on" it enters them.
+A host is a process that holds a network, a mount and a UTS namespace; commands on it enter them.
 Nothing touches the machine's own interfaces, and `close` takes everything away again. Needs root.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,9 @@ def convert(name: str, value: Any, origin: str) -> Value:
     try:
         return Value(kind.parse(value), origin)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        raise LaunchError(f"{origin}: {name} must be {kind.contract}, got {value!r}") from None
+        raise LaunchError(
+            f"{origin}: {name} must be {kind.contract}, got {reprlib.repr(value)}"
+        ) from None
 
 
 def from_environment(environ: Mapping[str, str], others: Iterable[str]) -> dict[str, Value]:
