@@ -71,8 +71,11 @@ class Decoder:
 
 
 def decode(line: bytes) -> Iterator[Frame | bytes]:
-    """One line: a frame, a text, or a text that a frame was appended to."""
-    before, mark, frame = line.partition(MARK)
+    """One line: a frame, a text, or a text that a frame was appended to.
+
+    No frame has a second mark in it, so that what stands before the last one is text.
+    """
+    before, mark, frame = line.rpartition(MARK)
     found = _FRAME.fullmatch(frame) if mark else None
     if found is None:
         yield line
