@@ -54,7 +54,8 @@ def run(report_fd: int, acknowledged_fd: int) -> NoReturn:
     except BaseException as error:
         status, text = describe(error)
         if os.getpid() != pid:  # a child which the program forked is no rank
-            sys.stderr.write(text)
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # it is closed, or none
+                sys.stderr.write(text)
             sys.exit(status)
         if status:
             report(report_fd, acknowledged_fd, status, text)
