@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MARK = b"\x1e"
 MAX_FRAME = 1024
@@ -28,8 +28,7 @@ _UNESCAPES = {escaped: plain for plain, escaped in _ESCAPES.items()}
 _FRAME = re.compile(rb"(\d{1,9}) ([oeOEsfFx]) (.*)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """What a rank says, in one line."""
 
     rank: int

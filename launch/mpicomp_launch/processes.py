@@ -8,8 +8,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -31,8 +30,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value)
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):
     """One process below this one, dead ones included until their parent has heard of it."""
 
     pid: int
@@ -70,14 +68,16 @@ def kill_descendants() -> None:
 
 def _family() -> list[Process]:
     children: dict[int, list[Process]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    names = os.listdir("/proc") if os.path.isdir("/proc") else []
+    for name in filter(str.isdecimal, names):
         try:
-            text = path.read_text(errors="replace")
+            with open(f"/proc/{name}/stat", errors="replace") as file:
+                text = file.read()
         except OSError:  # ended meanwhile
             continue
         state, parent, group, session = text.rpartition(")")[2].split()[:4]
         if int(group) > 1:
-            process = Process(int(path.parent.name), int(group), int(session), state not in "ZX")
+            process = Process(int(name), int(group), int(session), state not in "ZX")
             children.setdefault(int(parent), []).append(process)
     found = list(children.get(os.getpid(), []))
     for process in found:

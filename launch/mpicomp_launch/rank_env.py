@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, MutableMapping
-from pathlib import Path
 
 RANK = (
     "OMPI_COMM_WORLD_RANK",
@@ -94,4 +93,5 @@ def count_cores() -> int:
 
 def count_gpus() -> int:
     """GPUs of this host, as NVIDIA's driver lists them."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    directory = "/proc/driver/nvidia/gpus"
+    return len(os.listdir(directory)) if os.path.isdir(directory) else 0
