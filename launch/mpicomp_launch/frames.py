@@ -1,6 +1,6 @@
-"""The lines by which ranks talk to the launcher, through the MPI's own forwarding of output.
+r"""The lines by which ranks talk to the launcher, through the MPI's own forwarding of output.
 
-A frame is one line, `\\x1e<rank> <kind> <payload>`, of at most `MAX_FRAME` bytes. Lines that are no
+A frame is one line, `\x1e<rank> <kind> <payload>`, of at most `MAX_FRAME` bytes. Lines that are no
 frames come from the MPI's launcher itself.
 
 | kind | payload |

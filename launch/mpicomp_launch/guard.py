@@ -84,7 +84,7 @@ class Guard:
 
     def run(self) -> int:
         """Returns the rank's status as `waitpid` gives it."""
-        host, python = os.uname().nodename, "%d.%d.%d" % sys.version_info[:3]
+        host, python = os.uname().nodename, ".".join(map(str, sys.version_info[:3]))
         self._tell("s", {"host": host, "pid": os.getpid(), "python": python})
         try:
             while self._status is None:
@@ -147,9 +147,10 @@ class Guard:
             self._has_reported = self._owes_answer = True
 
     def _read_rest(self) -> None:
-        for fd in self._lines:
+        for fd, lines in self._lines.items():
             if fd in self._selector.get_map():
                 self._read(fd)
+            self._put(lines.take_piece())
 
     def _write(self) -> None:
         """Whole frames, into an empty pipe: then nobody can cut one or mix it with another's."""
@@ -259,7 +260,7 @@ class Guard:
 
 def parse_report(line: bytes) -> Mapping[str, object]:
     """What a rank has reported; any program can write anything there."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         record = json.loads(line)
         if isinstance(record, dict) and isinstance(record.get("status"), int):
             return {"status": record["status"] & 0xFF or 1, "text": str(record.get("text", ""))}

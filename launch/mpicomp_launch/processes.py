@@ -16,7 +16,7 @@ KILL_SECONDS = 2.0  # for the kernel to end what was killed
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
-    """This process gets a signal when its parent ends, however that happens."""
+    """Sends this process a signal when its parent ends, however that happens."""
     _prctl(PR_SET_PDEATHSIG, signum)
 
 
@@ -47,9 +47,9 @@ def descendants() -> list[int]:
 def kill_descendants() -> None:
     """SIGKILL for every process below this one, until none is left.
 
-    By groups, too: a daemon whose every process forks the next and exits is faster than /proc can be
-    read, but stays in its group, and its dead, which fall to us, tell which that is. A group is ours
-    if its session is: that was made below us, or by us.
+    By groups, too: a daemon whose every process forks the next and exits is faster than /proc can
+    be read, but stays in its group, and its dead, which fall to us, tell which that is. A group is
+    ours if its session is: that was made below us, or by us.
     """
     own_group, own_session = os.getpgrp(), os.getsid(0)
     is_leader = own_session == os.getpid()

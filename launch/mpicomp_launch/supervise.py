@@ -2,11 +2,11 @@
 
     mpirun's helper ── shim ── guard ── rank ── whatever it starts
 
-The *shim* is the child the MPI waits for, signals and kills; it only passes signals on, and kills what
-is left should the guard be killed. The *guard*
-lives in a session of its own, so that no kill meant for the shim's group takes it away; it carries the
-rank's output to the launcher, says how the rank ended, and then kills every process that the rank has
-left, also when the shim or the launcher has been killed. All by `fork`: one interpreter starts.
+The *shim* is the child the MPI waits for, signals and kills; it only passes signals on, and kills
+what is left should the guard be killed. The *guard* lives in a session of its own, so that no kill
+meant for the shim's group takes it away; it carries the rank's output to the launcher, says how the
+rank ended, and then kills every process that the rank has left, also when the shim or the launcher
+has been killed. All by `fork`: one interpreter starts.
 """
 
 from __future__ import annotations
