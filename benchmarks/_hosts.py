@@ -1,6 +1,6 @@
 """Several hosts on one machine: network namespaces joined by a bridge of their own.
 
-A host is a process that holds a network, a mount and a UTS namespace; what runs "on" it enters these.
+A host is a process that holds a network, a mount and a UTS namespace; what runs "on" it enters them.
 Nothing touches the machine's own interfaces, and `close` takes everything away again. Needs root.
 """
 
@@ -26,7 +26,9 @@ AGENT = """#!/bin/bash
 while [[ $1 == -* ]]; do case $1 in -l|-p|-o|-i) shift 2;; *) shift;; esac; done
 host=$1; shift
 [[ -e {folder}/$host.pid ]] || {{ echo "agent: no route to host $host" >&2; exit 255; }}
-exec env -i HOME=/root PATH=/usr/bin:/bin nsenter -t $(cat {folder}/$host.pid) -n -m -u /bin/sh -c "$*"
+enter="nsenter -t $(cat {folder}/$host.pid) -n -m -u"
+$enter ip -br link show eth0 | grep -q UP || {{ echo "agent: host $host is down" >&2; exit 255; }}
+exec env -i HOME=/root PATH=/usr/bin:/bin $enter /bin/sh -c "$*"
 """
 SSHD_CONFIG = """Port {port}
 HostKey {folder}/host_key

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from mpicomp_launch.diagnose import listening_port, missing_ranks
+from mpicomp_launch.diagnose import listening_ports, missing_ranks
 from mpicomp_launch.dialects import Command, Dialect
 from mpicomp_launch.frames import Decoder, Frame
 from mpicomp_launch.output import Printer
@@ -49,14 +49,17 @@ class Started:
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank failed: its exit status (128 + n after signal n), and its last words."""
+    """How a rank failed: its exit status (128 + n after signal n), its last words, and why."""
 
     rank: int
     host: str
     status: int
     text: str
+    reason: str = ""
 
     def __str__(self) -> str:
+        if self.reason:
+            return self.reason
         if self.status > 128 and not self.text:
             number = self.status - 128
             with contextlib.suppress(ValueError):
@@ -158,7 +161,7 @@ class Job:
         for item in items:
             if isinstance(item, Frame):
                 self._take_frame(item)
-            elif not self.failures or self._plan.verbose:
+            elif self._plan.verbose or not (self.failures or self.stopped_by or self.is_late):
                 self._printer.plain(item)  # the MPI's own obituaries would bury the reason
 
     def _take_frame(self, frame: Frame) -> None:
@@ -189,9 +192,9 @@ class Job:
         missing = self.missing()
         first = self.started[min(self.started)]
         if started.python != first.python:
-            text = f"runs Python {started.python}, but others {first.python}; "
-            text += "ranks must run the same on every host"
-            self._take_failure(Failure(rank, started.host, NOT_STARTED, text))
+            text = f"runs Python {started.python}, and rank {min(self.started)} on {first.host} "
+            text += f"{first.python}; all ranks must run the same"
+            self._take_failure(Failure(rank, started.host, NOT_STARTED, "", text))
         if not missing:
             self._alarms.pop("start", None)
         num_up = self._plan.np - len(missing)
@@ -229,12 +232,12 @@ class Job:
             else:
                 self.is_late = True
                 if what == "start":  # while mpirun still waits for the answer of its helpers
-                    self._diagnose(listening_port(self._process.pid))
+                    self._diagnose(listening_ports(self._process.pid))
                 self._stop(signal.SIGTERM)
 
-    def _diagnose(self, port: int | None) -> None:
+    def _diagnose(self, ports: list[int]) -> None:
         self._printer.pass_by(b"")
-        self.diagnosis = missing_ranks(self._plan, self.missing(), port)
+        self.diagnosis = missing_ranks(self._plan, self.missing(), ports)
 
     def _install_signals(self) -> None:
         for signum in STOPPING:
@@ -278,7 +281,7 @@ class Job:
         while time.monotonic() < end and self._hear(TICK_SECONDS / 4):
             pass
         if self._status() == NOT_STARTED and not self.diagnosis:
-            self._diagnose(None)
+            self._diagnose([])
         if self._status():
             end = time.monotonic() + KILL_SECONDS
             while descendants() and time.monotonic() < end:

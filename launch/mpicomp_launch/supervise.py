@@ -20,10 +20,9 @@ from types import FrameType
 from typing import NoReturn
 
 from mpicomp_launch import rank_env
-from mpicomp_launch.guard import Guard
+from mpicomp_launch.guard import STOPS, Guard
 from mpicomp_launch.processes import adopt_orphans, die_with_parent
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 DEFAULT_GRACE_SECONDS = 5.0
 
 Run = Callable[[int, int], NoReturn]
@@ -50,7 +49,7 @@ def pass_signals_on(pid: int) -> None:
         with contextlib.suppress(OSError):  # it has ended
             os.kill(pid, signum)
 
-    for signum in FORWARDED:
+    for signum in (*STOPS, signal.SIGUSR1):
         signal.signal(signum, pass_on)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ class Dialect(ABC):
 
     def carrier(self, signum: int) -> int:
         """The signal to send to the launcher so that ranks elsewhere get ``signum``."""
-        return signum
+        return signal.SIGTERM if signum == signal.SIGHUP else signum
 
     def cannot(self, what: str, instead: str) -> LaunchError:
         """The error for something this launcher has no word for."""

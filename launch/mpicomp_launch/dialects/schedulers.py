@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from typing import ClassVar
 
 from mpicomp_launch.dialects.base import Dialect, Option
@@ -72,6 +73,10 @@ class Srun(Scheduler):
 
     def directory(self, plan: Plan) -> list[Option]:
         return [(f"--chdir={plan.cwd}",)]
+
+    def carrier(self, signum: int) -> int:
+        """It asks back on SIGINT, and kills the ranks itself on SIGTERM."""
+        return signum if signum == signal.SIGUSR1 else signal.SIGUSR2
 
 
 class Flux(Scheduler):
