@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -91,5 +90,7 @@ def from_environment(environ: Mapping[str, str], others: Iterable[str]) -> dict[
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean ...?`, if something is near."""
+    import difflib  # for mistakes only
+
     found = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {found[0]}?" if found else ""
