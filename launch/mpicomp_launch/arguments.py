@@ -10,11 +10,10 @@ from typing import Any, NoReturn
 from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.kinds import FLAG
 from mpicomp_launch.options import FIELDS, flag_of
-from mpicomp_launch.resolve import Value, convert
+from mpicomp_launch.resolve import COMMAND_LINE, Value, convert
 
 SHELLS = ("bash", "zsh", "fish")
 SCHEDULERS = ("slurm", "pbs")
-COMMAND_LINE = "command line"
 USAGE = """%(prog)s [-np N] [--hosts LIST] [options] COMMAND [ARGS...]
        %(prog)s --check [options] [COMMAND ...]"""
 DESCRIPTION = """Runs COMMAND on N ranks, on this host, on hosts reached by ssh, or within
@@ -113,7 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
         title = settings["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        flags = (*settings["flags"], *([] if name == "np" else [flag_of(name)]))
+        flags = dict.fromkeys((*settings["flags"], flag_of(name)))
         groups[title].add_argument(*flags, dest=name, default=None, **how(name))
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

@@ -15,7 +15,7 @@ from types import FrameType
 
 from mpicomp_launch.diagnose import listening_ports, missing_ranks
 from mpicomp_launch.dialects import Command, Dialect
-from mpicomp_launch.frames import Decoder, Frame
+from mpicomp_launch.frames import LISTENED_TO, Decoder, Frame
 from mpicomp_launch.output import Printer
 from mpicomp_launch.plan import Plan
 from mpicomp_launch.processes import adopt_orphans, descendants, die_with_parent, kill_descendants
@@ -97,7 +97,7 @@ class Job:
         adopt_orphans()
         self._process = subprocess.Popen(
             command.argv,
-            env={**plan.environ, **command.exports},
+            env={**plan.environ, **command.exports, LISTENED_TO: "1"},
             cwd=command.cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

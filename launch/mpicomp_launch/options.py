@@ -240,4 +240,4 @@ def variable_of(name: str) -> str:
 
 def flag_of(name: str) -> str:
     """The long form on the command line."""
-    return "--" + name.replace("_", "-")
+    return "-np" if name == "np" else "--" + name.replace("_", "-")

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from mpicomp_launch import command, dialects, network, planner
+from mpicomp_launch import command, dialects, network, planner, session
 from mpicomp_launch.check import elsewhere, here, report
 from mpicomp_launch.check.findings import FAILURE, OK, WARNING, Finding
 from mpicomp_launch.errors import LaunchError
-from mpicomp_launch.job import Job, Limits
+from mpicomp_launch.options import Options
 from mpicomp_launch.output import Printer
 from mpicomp_launch.plan import Plan
 from mpicomp_launch.resolve import Resolved
@@ -117,12 +117,11 @@ def add_up(
 
 def run_quietly(plan: Plan) -> tuple[int, str]:
     """Runs a job; returns its status, and its output or the reason of its failure."""
-    out, err = io.BytesIO(), io.BytesIO()
+    out = io.BytesIO()
     dialect = dialects.for_plan(plan)
-    limits = Limits(START_SECONDS, WHOLE_SECONDS, 1.0)
-    job = Job(dialect.command(plan), dialect, plan, limits, Printer(out, err))
-    status = job.run()
-    if not status:
+    options = Options(start_timeout=START_SECONDS, timeout=WHOLE_SECONDS, grace=1.0)
+    printer = Printer(out, io.BytesIO())
+    outcome = session.play(plan, dialect, dialect.command(plan), options, printer)
+    if not outcome.status:
         return 0, out.getvalue().decode()
-    reasons = [*job.diagnosis, *(each.text.strip() for each in job.failures[:1])]
-    return status, "; ".join(filter(None, reasons)) or err.getvalue().decode(errors="replace")
+    return outcome.status, "; ".join([*outcome.reason, *outcome.text.splitlines()[-1:]])

@@ -2,7 +2,7 @@
 
 It uses the standard library only and is given to other hosts through standard input, so that
 nothing must be installed there. What could crash or hang is tried in processes of its own. The
-argument is JSON: paths that should exist, the PYTHONPATH of the job, and whether to try MPI and GPUs
+argument is JSON: paths that should exist, the PYTHONPATH of the job, and whether to try MPI and GPU
 too. The last line it prints is JSON.
 """
 
