@@ -201,13 +201,21 @@ def test_a_rank_may_tidy_up(supervised):
     assert job.record("x") == b'{"status": 7, "signal": 0, "stopped": true}'
 
 
-@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
-def test_other_signals_reach_the_program(supervised, signum):
-    catch = f"signal.signal({int(signum)}, lambda *a: sys.exit(4))\n"
+@pytest.mark.parametrize(
+    ("sent", "caught", "stopped"),
+    [
+        (signal.SIGUSR1, signal.SIGUSR1, False),
+        (signal.SIGUSR2, signal.SIGTERM, True),
+        (signal.SIGURG, signal.SIGINT, True),
+        (signal.SIGHUP, signal.SIGHUP, True),
+    ],
+)
+def test_what_signals_become(supervised, sent, caught, stopped):
+    catch = f"signal.signal({int(caught)}, lambda *a: sys.exit(4))\n"
     job = supervised(DAEMONS.replace("print(", catch + "print(") + WAIT)
-    job.process.send_signal(signum)
+    job.process.send_signal(sent)
     assert job.finish() == 4
-    assert job.record("x") == b'{"status": 4, "signal": 0, "stopped": false}'
+    assert f'"stopped": {str(stopped).lower()}'.encode() in job.record("x")
 
 
 def test_interrupt(supervised):
