@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 _PREFIX = "MPICOMP_"
+_OF_THE_LAUNCHER = "MPICOMP_LAUNCH_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Settings:
         trace: file for a Chrome trace of the run.
         stats: 1 prints a line of totals at the end.
         expect_size: number of ranks that the launcher started; `init` checks it.
-        status_file: where the launcher's workers leave the status of the first rank that failed.
+        report_fd: where a rank tells the launcher's worker why it fails.
     """
 
     compression: str = "none"
@@ -39,7 +40,7 @@ class Settings:
     trace: str = ""
     stats: bool = False
     expect_size: int = 0
-    status_file: str = ""
+    report_fd: str = ""
 
 
 def read(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -51,7 +52,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
     known = {_PREFIX + field.name.upper(): field for field in fields(Settings)}
     values: dict[str, object] = {}
     for name, text in environment.items():
-        if not name.startswith(_PREFIX):
+        if not name.startswith(_PREFIX) or name.startswith(_OF_THE_LAUNCHER):
             continue
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1)

@@ -6,7 +6,6 @@ import atexit
 import dataclasses
 import logging
 import multiprocessing
-import os
 import socket
 import sys
 import threading
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from mpicomp import launched
 from mpicomp import settings as _settings
 from mpicomp.errors import MpicompError
 
@@ -34,15 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger("mpicomp")
-
-# What launchers tell a rank about the size of its job, before MPI says so itself.
-_SIZE_VARIABLES = (
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "PALS_SIZE",
-    "JSM_NAMESPACE_SIZE",
-)
 
 
 @dataclass
@@ -111,7 +102,7 @@ def init() -> None:
         )
     if settings.trace and MPI.COMM_WORLD.rank == 0:
         _check_trace(settings.trace)
-    _check_size(MPI.COMM_WORLD.size, settings.expect_size, MPI.Get_library_version())
+    launched.check_size(MPI.COMM_WORLD.size, settings.expect_size, MPI.Get_library_version())
     device_pointers = reads_device_memory(MPI.COMM_WORLD)
     communicator = Communicator(
         MPI.COMM_WORLD,
@@ -122,6 +113,7 @@ def init() -> None:
     if communicator.rank == 0 and torch.cuda.is_available():
         way = "by MPI, from device memory" if device_pointers else "through pinned host memory"
         log.info("what is sent from GPUs goes %s", way)
+    _compare_local(communicator)
     roll_call = RollCall(
         MPI.COMM_WORLD.Dup(),
         stall_seconds=settings.stall_seconds,
@@ -138,7 +130,8 @@ def init() -> None:
         WeakIdKeyDictionary(),
     )
     if MPI.COMM_WORLD.size > 1:
-        sys.excepthook = _fail
+        if not settings.report_fd:  # else mpicomp-launch's worker sees to the main thread
+            sys.excepthook = _fail
         threading.excepthook = lambda args: _fail(
             args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
         )
@@ -209,6 +202,15 @@ def wait(task: Task[T], what: str) -> T:
     return get().roll_call.run(task, what)
 
 
+def _compare_local(communicator: Communicator) -> None:
+    """Warn, once, if the launcher numbers the ranks of a host otherwise than MPI. Collective."""
+    local, rank, size = communicator.local, communicator.rank, communicator.size
+    difference = launched.compare_local(local.rank, local.size, size) if size > 1 else None
+    first = min(communicator.comm.allgather(rank if difference else size))
+    if rank == first:
+        log.warning("rank %d: %s", rank, difference)
+
+
 def _check_trace(path: str) -> None:
     """Find out now, not after hours of training, that the trace cannot be written."""
     try:
@@ -221,20 +223,6 @@ def _check_trace(path: str) -> None:
         ) from None
 
 
-def _check_size(actual: int, expected: int, library: str) -> None:
-    """Two copies of a job that each believe to be alone are the worst way to fail."""
-    for variable in _SIZE_VARIABLES:
-        if not expected and os.environ.get(variable, "").isdigit():
-            expected = int(os.environ[variable])
-    if expected and expected != actual:
-        raise MpicompError(
-            f"init: the launcher started {expected} ranks, but this one is in a world of {actual}: "
-            f"mpirun and the MPI library in use do not belong together. The library is "
-            f"{library.splitlines()[0].strip()!r}; start the job with the mpirun of that MPI, "
-            "or with mpicomp-launch, which finds it"
-        )
-
-
 def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The exception hook: one message that says who failed, and the end of the whole job."""
     if issubclass(kind, SystemExit):  # a thread that ends itself
@@ -242,9 +230,11 @@ def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType 
     from mpi4py import MPI
 
     text = "".join(traceback.format_exception(kind, error, trace))
+    status = 130 if issubclass(kind, KeyboardInterrupt) else 1
     sys.stdout.flush()
-    sys.stderr.write(f"[rank {MPI.COMM_WORLD.rank} on {socket.gethostname()}]\n{text}")
-    sys.stderr.flush()
+    if not launched.report(text, status):
+        sys.stderr.write(f"[rank {MPI.COMM_WORLD.rank} on {socket.gethostname()}]\n{text}")
+        sys.stderr.flush()
     if not MPI.Is_finalized():
         time.sleep(0.2)  # mpirun drops what it has not read yet when it ends the job
-        MPI.COMM_WORLD.Abort(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        MPI.COMM_WORLD.Abort(status)

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = {
     "mpicomp.errors": 0,
     "mpicomp.settings": 1,
+    "mpicomp.launched": 1,
     "mpicomp.profile": 1,
     "mpicomp.comm": 2,
     "mpicomp.compress": 2,

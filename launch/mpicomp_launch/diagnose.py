@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -13,6 +14,8 @@ from mpicomp_launch import network
 from mpicomp_launch.plan import Plan
 
 ASK_SECONDS = 15
+LISTEN = "0A"  # states and addresses as /proc/net/tcp has them
+LOOPBACK = "7F"
 SAME_VERSION = (
     "import sys; own = '%d.%d' % sys.version_info[:2]; "
     "sys.exit(own != sys.argv[1] and f'it is {own}, here {sys.argv[1]} is running')"
@@ -26,17 +29,23 @@ def hosts_of(plan: Plan, ranks: Sequence[int]) -> list[str]:
     return list(dict.fromkeys(by_rank[rank] for rank in ranks if rank < len(by_rank)))
 
 
-def missing_ranks(plan: Plan, missing: Sequence[int], port: int | None) -> list[str]:
+def missing_ranks(plan: Plan, missing: Sequence[int], ports: Sequence[int]) -> list[str]:
     """Lines that say which ranks never came, and what is wrong with their hosts.
 
     Args:
         missing: Ranks that have not reported.
-        port: Where mpirun waited for its own helpers, None if it did not or that is not known.
+        ports: Where mpirun waits for its own helpers, as far as that is known.
     """
     hosts = hosts_of(plan, missing)
     lines = [f"{count(missing)} of {plan.np} did not come up: {spans(missing)}"]
     with ThreadPoolExecutor(max_workers=32) as pool:
-        lines += pool.map(lambda host: f"{host}: {ask(plan, host, port)}", hosts)
+        answers = list(pool.map(lambda host: ask(plan, host, ports), hosts))
+    lines += [f"{host}: {said}" for host, said in zip(hosts, answers, strict=True) if said]
+    if hosts and not any(answers):
+        lines.append(
+            f"{', '.join(hosts)}: reached directly, nothing is wrong; --verbose shows what MPI "
+            "does, --check tries more"
+        )
     return lines
 
 
@@ -56,27 +65,29 @@ def spans(ranks: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, each)) for each in found)
 
 
-def ask(plan: Plan, host: str, port: int | None) -> str:
-    """What is wrong with a host, or that nothing is found to be."""
-    for words, wrong in questions(plan, host, port):
+def ask(plan: Plan, host: str, ports: Sequence[int]) -> str | None:
+    """What is wrong with a host, None if nothing is found to be."""
+    for words, wrong in questions(plan, host, ports):
         argv = words if network.is_here(host) else plan.agent.command(host, words)
         said = complaint(argv)
         if said is not None:
             return f"{wrong}: {said}; try by hand: {shlex.join(argv)}"
-    return "it answers, has the same Python, and can connect back; --verbose shows what MPI does"
+    return None
 
 
-def questions(plan: Plan, host: str, port: int | None) -> Iterator[tuple[list[str], str]]:
+def questions(plan: Plan, host: str, ports: Sequence[int]) -> Iterator[tuple[list[str], str]]:
     """What to run on a host, each of which needs those before it, and what its failure means."""
     python, *_ = plan.command.argv()
-    version = "%d.%d" % sys.version_info[:2]
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     yield ["true"], "it cannot be reached"
     yield [python, "-c", SAME_VERSION, version], "it has another Python"
     way = network.interface_towards(host)
-    if port is not None and way is not None:
+    if way is None or network.is_here(host):
+        return
+    for port in ports:
         yield (
             [python, "-c", WAY_BACK, way.address, str(port)],
-            (f"it cannot connect back to {way.address}, port {port} (a firewall on the way back?)"),
+            f"it cannot connect back to {way.address}, port {port} (a firewall on the way back?)",
         )
 
 
@@ -102,19 +113,21 @@ def complaint(argv: Sequence[str]) -> str | None:
     return lines[-1] if lines else f"status {done.returncode}"
 
 
-def listening_port(pid: int) -> int | None:
-    """The port at which a process, or one below it, waits for connections; None if there is none.
+def listening_ports(pid: int) -> list[int]:
+    """The ports at which a process waits for connections from other hosts.
 
-    mpirun waits there for its helpers on the other hosts.
+    mpirun waits there for its helpers.
     """
     sockets = set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
-        target = os.readlink(entry.path)
-        if target.startswith("socket:["):
-            sockets.add(target[8:-1])
+        with contextlib.suppress(OSError):  # closed meanwhile
+            sockets.add(os.readlink(entry.path))
+    ports = []
     with open("/proc/net/tcp") as table:
         for line in list(table)[1:]:
             words = line.split()
-            if words[3] == "0A" and words[9] in sockets:  # LISTEN
-                return int(words[1].partition(":")[2], 16)
-    return None
+            address, _, port = words[1].partition(":")
+            is_open = words[3] == LISTEN and not address.endswith(LOOPBACK)
+            if is_open and f"socket:[{words[9]}]" in sockets:
+                ports.append(int(port, 16))
+    return ports

@@ -19,6 +19,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+# Set by a launcher that reads frames; a command copied from --dry-run has none to hear it.
+LISTENED_TO = "MPICOMP_FRAMES"
 MARK = b"\x1e"
 MAX_FRAME = 1024
 MAX_PAYLOAD = 480  # every byte of it may need two

@@ -30,6 +30,15 @@ TICK_SECONDS = 0.5
 LINGER_SECONDS = 1.0  # for helpers of the rank to end by themselves, and for their last output
 DRAIN_SECONDS = 2.0  # for the launcher to take the last frames, when the job is over
 READ_BYTES = 1 << 16
+# What asks a rank to end, and what it then gets. Launchers that kill at once where they are sent
+# SIGINT or SIGTERM pass the last two on.
+STOPS = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGHUP,
+    signal.SIGURG: signal.SIGINT,
+    signal.SIGUSR2: signal.SIGTERM,
+}
 
 
 class Guard:
@@ -84,8 +93,8 @@ class Guard:
 
     def run(self) -> int:
         """Returns the rank's status as `waitpid` gives it."""
-        host, python = os.uname().nodename, ".".join(map(str, sys.version_info[:3]))
-        self._tell("s", {"host": host, "pid": os.getpid(), "python": python})
+        python = ".".join(map(str, sys.version_info[:3]))
+        self._tell("s", {"host": os.uname().nodename, "pid": os.getpid(), "python": python})
         try:
             while self._status is None:
                 self._turn(TICK_SECONDS)
@@ -193,11 +202,10 @@ class Guard:
         signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for signum in STOPS:
             if signal.getsignal(signum) != signal.SIG_IGN:  # as under nohup
                 signal.signal(signum, self._on_stop)
-        for signum in (signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(signum, self._on_other)
+        signal.signal(signal.SIGUSR1, self._pass_on)
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
         """Asks the rank to end; kills it when grace is over, or at once if the job is gone."""
@@ -206,9 +214,9 @@ class Guard:
             self._kill_at = 0.0
             return
         self._kill_at = min(self._kill_at, time.monotonic() + self._grace_seconds)
-        self._on_other(signum, frame)
+        self._pass_on(STOPS[signal.Signals(signum)], frame)
 
-    def _on_other(self, signum: int, frame: FrameType | None) -> None:
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
         with contextlib.suppress(OSError):  # it has ended
             os.kill(self._pid, signum)
 

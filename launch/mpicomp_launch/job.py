@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from mpicomp_launch.diagnose import listening_port, missing_ranks
+from mpicomp_launch.diagnose import listening_ports, missing_ranks
 from mpicomp_launch.dialects import Command, Dialect
-from mpicomp_launch.frames import Decoder, Frame
+from mpicomp_launch.frames import LISTENED_TO, Decoder, Frame
 from mpicomp_launch.output import Printer
 from mpicomp_launch.plan import Plan
 from mpicomp_launch.processes import adopt_orphans, descendants, die_with_parent, kill_descendants
@@ -23,6 +23,7 @@ from mpicomp_launch.processes import adopt_orphans, descendants, die_with_parent
 TIMED_OUT = 124
 NOT_STARTED = 125
 TICK_SECONDS = 0.2
+POLL_SECONDS = 0.002  # for the end of mpirun, when it has closed its output
 NOTICE_SECONDS = 1.0  # from a rank's failure to our ending the job, if the MPI has not
 KILL_SECONDS = 2.0  # from our ending mpirun to SIGKILL for whoever is left
 DRAIN_SECONDS = 1.0  # for output that is still under way when mpirun has ended
@@ -49,14 +50,17 @@ class Started:
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank failed: its exit status (128 + n after signal n), and its last words."""
+    """How a rank failed: its exit status (128 + n after signal n), its last words, and why."""
 
     rank: int
     host: str
     status: int
     text: str
+    reason: str = ""
 
     def __str__(self) -> str:
+        if self.reason:
+            return self.reason
         if self.status > 128 and not self.text:
             number = self.status - 128
             with contextlib.suppress(ValueError):
@@ -93,7 +97,7 @@ class Job:
         adopt_orphans()
         self._process = subprocess.Popen(
             command.argv,
-            env={**plan.environ, **command.exports},
+            env={**plan.environ, **command.exports, LISTENED_TO: "1"},
             cwd=command.cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -141,7 +145,7 @@ class Job:
     def _hear(self, seconds: float) -> bool:
         """Takes what has come within a time; False if nothing can come any more."""
         if not self._selector.get_map():
-            time.sleep(min(seconds, TICK_SECONDS / 10))
+            time.sleep(min(seconds, POLL_SECONDS))
             return False
         for key, _ in self._selector.select(seconds):
             try:
@@ -158,7 +162,7 @@ class Job:
         for item in items:
             if isinstance(item, Frame):
                 self._take_frame(item)
-            elif not self.failures or self._plan.verbose:
+            elif self._plan.verbose or not (self.failures or self.stopped_by or self.is_late):
                 self._printer.plain(item)  # the MPI's own obituaries would bury the reason
 
     def _take_frame(self, frame: Frame) -> None:
@@ -189,9 +193,9 @@ class Job:
         missing = self.missing()
         first = self.started[min(self.started)]
         if started.python != first.python:
-            text = f"runs Python {started.python}, but others {first.python}; "
-            text += "ranks must run the same on every host"
-            self._take_failure(Failure(rank, started.host, NOT_STARTED, text))
+            text = f"runs Python {started.python}, and rank {min(self.started)} on {first.host} "
+            text += f"{first.python}; all ranks must run the same"
+            self._take_failure(Failure(rank, started.host, NOT_STARTED, "", text))
         if not missing:
             self._alarms.pop("start", None)
         num_up = self._plan.np - len(missing)
@@ -229,12 +233,12 @@ class Job:
             else:
                 self.is_late = True
                 if what == "start":  # while mpirun still waits for the answer of its helpers
-                    self._diagnose(listening_port(self._process.pid))
+                    self._diagnose(listening_ports(self._process.pid))
                 self._stop(signal.SIGTERM)
 
-    def _diagnose(self, port: int | None) -> None:
+    def _diagnose(self, ports: list[int]) -> None:
         self._printer.pass_by(b"")
-        self.diagnosis = missing_ranks(self._plan, self.missing(), port)
+        self.diagnosis = missing_ranks(self._plan, self.missing(), ports)
 
     def _install_signals(self) -> None:
         for signum in STOPPING:
@@ -278,7 +282,7 @@ class Job:
         while time.monotonic() < end and self._hear(TICK_SECONDS / 4):
             pass
         if self._status() == NOT_STARTED and not self.diagnosis:
-            self._diagnose(None)
+            self._diagnose([])
         if self._status():
             end = time.monotonic() + KILL_SECONDS
             while descendants() and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""This host's place in the network: which names mean it, and which way leads to another host."""
+"""The network around this host: which names mean it, and which way leads to another one."""
 
 from __future__ import annotations
 

@@ -116,5 +116,5 @@ class Printer:
             self._directory.mkdir(parents=True, exist_ok=True)
             path = self._directory / f"rank-{rank:0{self._width}}.log"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            self._files[rank] = open(descriptor, "wb", buffering=0)
+            self._files[rank] = os.fdopen(descriptor, "wb", buffering=0)
         self._files[rank].write(data)

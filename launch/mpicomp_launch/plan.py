@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mpicomp_launch.agent import Agent
 from mpicomp_launch.allocation import Allocation
@@ -48,7 +48,7 @@ class Plan:
     allocation: Allocation | None = None
     forward: tuple[str, ...] = ()
     bind: str = "none"
-    agent: Agent = Agent()
+    agent: Agent = field(default_factory=Agent)
     interface: str | None = None
     network: str | None = None
     tcp: bool = False

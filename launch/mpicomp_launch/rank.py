@@ -35,11 +35,11 @@ def unescape(argument: str) -> str:
     return argument[:-1] if argument and not argument.strip(":") else argument
 
 
-def run(report_fd: int, acknowledged_fd: int) -> NoReturn:
+def run(report_fd: int | None, acknowledged_fd: int | None) -> NoReturn:
     """Runs the program of `sys.argv` and exits with its status.
 
     Args:
-        report_fd: Where a failure is written to.
+        report_fd: Where a failure is written to; None for standard error, where no guard listens.
         acknowledged_fd: Where a byte comes from when the launcher has it.
     """
     directory = os.environ.pop("MPICOMP_CHDIR", "")
@@ -73,9 +73,10 @@ def change_directory(directory: str) -> None:
         sys.exit(f"the working directory must exist on every host: {error}; see --cwd")
 
 
-def execute(words: list[str], report_fd: int) -> NoReturn:
+def execute(words: list[str], report_fd: int | None) -> NoReturn:
     """Becomes a program that is not Python; one that it starts in its place may report, too."""
-    os.set_inheritable(report_fd, True)
+    if report_fd is not None:
+        os.set_inheritable(report_fd, True)
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and so would it
         signal.signal(signum, signal.SIG_DFL)
     try:
@@ -122,11 +123,14 @@ def describe_exception(error: BaseException, where: TracebackType | None) -> str
     return text + "".join(traceback.format_exception(type(error), error, where))
 
 
-def report(report_fd: int, acknowledged_fd: int, status: int, text: str) -> None:
+def report(report_fd: int | None, acknowledged_fd: int | None, status: int, text: str) -> None:
     """Tells the guard, and waits until the launcher has heard of it, and of what was printed."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # it is closed, or none
             stream.flush()
+    if report_fd is None or acknowledged_fd is None:
+        sys.stderr.write(text)
+        return
     record = json.dumps({"status": status, "text": text})
     with contextlib.suppress(OSError):
         os.write(report_fd, record.encode() + b"\n")

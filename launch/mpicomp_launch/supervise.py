@@ -20,13 +20,13 @@ from types import FrameType
 from typing import NoReturn
 
 from mpicomp_launch import rank_env
-from mpicomp_launch.guard import Guard
+from mpicomp_launch.frames import LISTENED_TO
+from mpicomp_launch.guard import STOPS, Guard
 from mpicomp_launch.processes import adopt_orphans, die_with_parent, kill_descendants
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 DEFAULT_GRACE_SECONDS = 5.0
 
-Run = Callable[[int, int], NoReturn]
+Run = Callable[[int | None, int | None], NoReturn]
 
 
 def supervise(run: Run) -> NoReturn:
@@ -34,6 +34,8 @@ def supervise(run: Run) -> NoReturn:
     grace_seconds = float(os.environ.get("MPICOMP_GRACE") or DEFAULT_GRACE_SECONDS)
     rank_env.prepare(os.environ, rank_env.count_cores(), rank_env.count_gpus())
     die_with_parent()
+    if not os.environ.pop(LISTENED_TO, ""):
+        run(None, None)
     adopt_orphans()
     shim = os.getpid()
     guard = os.fork()
@@ -53,7 +55,7 @@ def pass_signals_on(pid: int) -> None:
         with contextlib.suppress(OSError):  # it has ended
             os.kill(pid, signum)
 
-    for signum in FORWARDED:
+    for signum in (*STOPS, signal.SIGUSR1):
         if signal.getsignal(signum) != signal.SIG_IGN:  # as under nohup
             signal.signal(signum, pass_on)
 

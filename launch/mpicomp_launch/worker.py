@@ -3,8 +3,7 @@
 It is run by its path, in a Python that need not have the launcher installed. The user's program
 runs in a process of its own, below a guard (`supervise.py`) that passes its output on, says how it
 ended, and leaves no process behind. A rank that just exits would leave all others waiting in MPI
-for ever; so an uncaught exception, or an exit with a status other than 0, is reported and ends the
-job.
+for ever; so an uncaught exception, or a status other than 0, is reported and ends the job.
 """
 
 from __future__ import annotations

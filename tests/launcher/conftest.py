@@ -88,7 +88,7 @@ def rank(environ):
     def run(*words, options=(), cwd=None, stdout=subprocess.DEVNULL, **variables):
         done = subprocess.run(
             [sys.executable, *options, worker.__file__, *words],
-            env={**environ, **variables},
+            env={**environ, frames.LISTENED_TO: "1", **variables},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
@@ -123,6 +123,6 @@ def launch_python(launch, mpi):
     """Runs a Python program on two ranks."""
 
     def run(*words, **settings):
-        return launch("-np", "2", sys.executable, *words, **settings)
+        return launch("-np", "2", "--tag", "none", sys.executable, *words, **settings)
 
     return run

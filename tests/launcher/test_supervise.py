@@ -69,7 +69,7 @@ class Supervised:
         self._note = note
         self.process = subprocess.Popen(
             [sys.executable, worker.__file__, "-c", code, str(note)],
-            env={**environ, "MPICOMP_GRACE": "0.5", **variables},
+            env={**environ, frames.LISTENED_TO: "1", "MPICOMP_GRACE": "0.5", **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,9 +68,12 @@ class Dialect(ABC):
             *([plan.mpi_args] if plan.mpi_args else []),
         ]
         exports = {**self.exports(plan), **plan.exports}
-        return Command(
-            plan.mpi.launcher, tuple(options), tuple(plan.command.argv()), exports, plan.cwd
-        )
+        rank = self.segments(plan, tuple(plan.command.argv()))
+        return Command(plan.mpi.launcher, tuple(options), rank, exports, plan.cwd)
+
+    def segments(self, plan: Plan, rank: Option) -> Option:
+        """What stands behind the options: the command of a rank, for most launchers once."""
+        return rank
 
     def ranks(self, plan: Plan) -> list[Option]:
         """How many."""
@@ -109,7 +113,7 @@ class Dialect(ABC):
 
     def carrier(self, signum: int) -> int:
         """The signal to send to the launcher so that ranks elsewhere get ``signum``."""
-        return signum
+        return signal.SIGTERM if signum == signal.SIGHUP else signum
 
     def cannot(self, what: str, instead: str) -> LaunchError:
         """The error for something this launcher has no word for."""

@@ -68,6 +68,22 @@ class Intel(Hydra):
 
     title = "Intel's mpiexec.hydra"
 
+    def ranks(self, plan: Plan) -> list[Option]:
+        return [] if plan.is_remote else super().ranks(plan)
+
+    def where(self, plan: Plan) -> list[Option]:
+        """Nothing: it reads `-hosts a:2,b:1` without the counts."""
+        return []
+
+    def segments(self, plan: Plan, rank: Option) -> Option:
+        """A command line for each host, with colons between them."""
+        if not plan.is_remote:
+            return rank
+        words: list[str] = []
+        for place in plan.placement:
+            words += [":", "-n", str(place.ranks), "-host", place.host, *rank]
+        return tuple(words[1:])
+
     def reach(self, plan: Plan) -> list[Option]:
         if not plan.is_remote:
             return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 
 from mpicomp_launch.dialects.base import Dialect, Option, slots
 from mpicomp_launch.plan import Plan
@@ -59,6 +60,12 @@ class OpenMpi(Dialect):
         if interface is not None:
             options.append((*self.daemon_interface, interface))
         return options
+
+    def carrier(self, signum: int) -> int:
+        """It kills the ranks itself on the usual ones; guards turn these into what was meant."""
+        if signum == signal.SIGUSR1:
+            return signum
+        return signal.SIGURG if signum == signal.SIGINT else signal.SIGUSR2
 
     def exports(self, plan: Plan) -> dict[str, str]:
         """Open MPI refuses the superuser, who is the usual user in a container."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import signal
+from typing import ClassVar
 
 from mpicomp_launch.dialects.base import Dialect, Option
 from mpicomp_launch.plan import Plan
@@ -11,7 +13,7 @@ from mpicomp_launch.plan import Plan
 class Scheduler(Dialect):
     """What srun, flux, jsrun and PALS have in common: nothing to name, nothing to reach."""
 
-    bindings: dict[str, Option]  # of `Options.bind`; what is missing cannot be said
+    bindings: ClassVar[dict[str, Option]]  # of `Options.bind`; what is missing cannot be said
     verbose: tuple[Option, ...] = ()
 
     def where(self, plan: Plan) -> list[Option]:
@@ -54,7 +56,7 @@ class Srun(Scheduler):
     """Slurm. A job step gets no more than its share, hence `--overlap` and no new memory limit."""
 
     title = "srun"
-    bindings = {
+    bindings: ClassVar = {
         "none": ("--cpu-bind=none",),
         "core": ("--cpu-bind=cores",),
         "numa": ("--cpu-bind=ldoms",),
@@ -72,12 +74,19 @@ class Srun(Scheduler):
     def directory(self, plan: Plan) -> list[Option]:
         return [(f"--chdir={plan.cwd}",)]
 
+    def carrier(self, signum: int) -> int:
+        """It asks back on SIGINT, and kills the ranks itself on SIGTERM."""
+        return signum if signum == signal.SIGUSR1 else signal.SIGUSR2
+
 
 class Flux(Scheduler):
     """Flux. Open MPI needs its `pmix` plug-in; all others its own PMI."""
 
     title = "flux run"
-    bindings = {"none": ("-o", "cpu-affinity=off"), "core": ("-o", "cpu-affinity=per-task")}
+    bindings: ClassVar = {
+        "none": ("-o", "cpu-affinity=off"),
+        "core": ("-o", "cpu-affinity=per-task"),
+    }
     verbose = (("-v",),)
 
     def ranks(self, plan: Plan) -> list[Option]:
@@ -92,7 +101,7 @@ class Jsrun(Scheduler):
     """LSF on machines with JSM: a resource set for each rank."""
 
     title = "jsrun"
-    bindings = {"none": ("--bind", "none"), "core": ("--bind", "packed:1")}
+    bindings: ClassVar = {"none": ("--bind", "none"), "core": ("--bind", "packed:1")}
 
     def ranks(self, plan: Plan) -> list[Option]:
         sets: list[Option] = [("--nrs", str(plan.np)), ("--tasks_per_rs", "1")]
@@ -109,7 +118,7 @@ class Pals(Scheduler):
     """HPE's mpiexec, under PBS."""
 
     title = "PALS mpiexec"
-    bindings = {name: ("--cpu-bind", name) for name in ("none", "core", "numa", "socket")}
+    bindings: ClassVar = {name: ("--cpu-bind", name) for name in ("none", "core", "numa", "socket")}
     verbose = (("-v",),)
 
     def environment(self, plan: Plan) -> list[Option]:
