@@ -113,6 +113,7 @@ def init() -> None:
     if communicator.rank == 0 and torch.cuda.is_available():
         way = "by MPI, from device memory" if device_pointers else "through pinned host memory"
         log.info("what is sent from GPUs goes %s", way)
+    _compare_local(communicator)
     roll_call = RollCall(
         MPI.COMM_WORLD.Dup(),
         stall_seconds=settings.stall_seconds,
@@ -199,6 +200,15 @@ def stats() -> Stats:
 def wait(task: Task[T], what: str) -> T:
     """Run ``task`` to its end, asleep while it waits; a long wait is reported as ``what``."""
     return get().roll_call.run(task, what)
+
+
+def _compare_local(communicator: Communicator) -> None:
+    """Warn, once, if the launcher numbers the ranks of a host otherwise than MPI. Collective."""
+    local, rank, size = communicator.local, communicator.rank, communicator.size
+    difference = launched.compare_local(local.rank, local.size, size) if size > 1 else None
+    first = min(communicator.comm.allgather(rank if difference else size))
+    if rank == first:
+        log.warning("rank %d: %s", rank, difference)
 
 
 def _check_trace(path: str) -> None:

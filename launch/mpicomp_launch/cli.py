@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mpicomp_launch import arguments, dialects, resolve
 from mpicomp_launch.arguments import Request
 from mpicomp_launch.environment import INTERNAL
 from mpicomp_launch.errors import LaunchError
-from mpicomp_launch.resolve import Resolved
+from mpicomp_launch.resolve import Resolved, Value
 
 USAGE_STATUS = 2
 INTERRUPTED = 130
@@ -35,7 +35,7 @@ def act(request: Request) -> int:
 
         print(completion.script(request.completion), end="")
         return 0
-    resolved = gather(request)
+    resolved = gather(request.given, request.config)
     if request.write_config:
         from mpicomp_launch import config_writer
 
@@ -53,15 +53,15 @@ def act(request: Request) -> int:
     return launch(resolved, request)
 
 
-def gather(request: Request) -> Resolved:
+def gather(given: Mapping[str, Value], config_file: str | None) -> Resolved:
     """The options from all sources."""
     environ = resolve.from_environment(os.environ, INTERNAL)
-    file = request.config or os.environ.get(resolve.CONFIG_VARIABLE)
+    file = config_file or os.environ.get(resolve.CONFIG_VARIABLE)
     if not file:
-        return resolve.resolve(request.given, environ)
+        return resolve.resolve(given, environ)
     from mpicomp_launch import config
 
-    return resolve.resolve(request.given, environ, config.read(file))
+    return resolve.resolve(given, environ, config.read(file))
 
 
 def launch(resolved: Resolved, request: Request) -> int:

@@ -13,7 +13,7 @@ from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.hosts import Host, Placement
 from mpicomp_launch.options import Options
 from mpicomp_launch.plan import Plan
-from mpicomp_launch.resolve import Resolved
+from mpicomp_launch.resolve import COMMAND_LINE, Resolved
 
 
 def make_plan(
@@ -31,6 +31,9 @@ def make_plan(
     granted = allocation.detect(environ)
     placement = where(resolved, granted, warnings)
     mpi = mpis.find(user_command, options.mpi, environ, granted)
+    if mpi.family == "openmpi" and mpi.version.startswith("4."):
+        # It gives the first ranks to the host it is started on, whatever the list says.
+        placement = tuple(sorted(placement, key=lambda each: not network.is_here(each.host)))
     np = count_ranks(options, placement, granted, warnings)
     cwd = os.path.abspath(options.cwd or os.getcwd())
     kept = without_own(environ)
@@ -86,7 +89,7 @@ def where(
             resolved.origins.get("hosts") or resolved.origins.get("hostfile") or "host sections"
         )
         text = f"hosts of {origin} are not used: {granted.origin} says which there are"
-        if origin == "command line":
+        if origin == COMMAND_LINE:
             raise LaunchError(f"{text}; leave out --hosts, or unset that variable")
         warnings.append(text)
         return ()

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 from mpicomp_launch.dialects import Command, Dialect
-from mpicomp_launch.job import NOT_STARTED, TIMED_OUT, Job, Limits
+from mpicomp_launch.job import NOT_STARTED, TIMED_OUT, Failure, Job, Limits
 from mpicomp_launch.options import Options
 from mpicomp_launch.output import Printer
 from mpicomp_launch.plan import Plan
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """How a job has ended.
+
+    Attributes:
+        status: The exit status.
+        failures: Ranks that failed, the first one first; those that were stopped have not.
+        reason: Lines that say why the status is not 0.
+        text: Last words of the first rank that failed.
+    """
+
+    status: int
+    failures: list[Failure]
+    reason: list[str]
+    text: str
+
+
 def run(plan: Plan, dialect: Dialect, command: Command, options: Options) -> int:
-    """Runs a job with its output on our own streams, and returns the exit status."""
-    printer = Printer(
+    """Runs a job, says last, and once, why it has failed, and returns the exit status."""
+    printer = make_printer(plan, options)
+    outcome = play(plan, dialect, command, options, printer)
+    for line in outcome.reason:
+        printer.say(line)
+    if outcome.text:
+        printer.plain(outcome.text.rstrip("\n").encode(errors="surrogateescape"))
+    return outcome.status
+
+
+def make_printer(plan: Plan, options: Options) -> Printer:
+    """What writes the output of the ranks to our own streams."""
+    return Printer(
         sys.stdout.buffer,
         sys.stderr.buffer,
         tag=options.tag,
@@ -21,28 +50,32 @@ def run(plan: Plan, dialect: Dialect, command: Command, options: Options) -> int
         timestamps=options.timestamps,
         directory=options.output_dir,
     )
+
+
+def play(
+    plan: Plan, dialect: Dialect, command: Command, options: Options, printer: Printer
+) -> Outcome:
+    """Runs a job to its end."""
     limits = Limits(options.start_timeout, options.timeout, options.grace)
     job = Job(command, dialect, plan, limits, printer)
     status = job.run()
     printer.close()
-    explain(job, status, options, printer)
-    return status
+    text = job.failures[0].text if job.failures and not job.stopped_by else ""
+    return Outcome(status, job.failures, explain(job, status, options), text)
 
 
-def explain(job: Job, status: int, options: Options, printer: Printer) -> None:
-    """Says last, and once, why a job has failed."""
-    if job.failures and not job.stopped_by:
+def explain(job: Job, status: int, options: Options) -> list[str]:
+    """Why a job has failed."""
+    if job.stopped_by or not status:
+        return []
+    if job.failures:
         first = job.failures[0]
-        printer.say(f"rank {first.rank} on {first.host} {first}{others(job, options)}")
-        if first.text:
-            printer.plain(first.text.rstrip("\n").encode(errors="surrogateescape"))
-    elif status == NOT_STARTED:
-        for line in job.diagnosis:
-            printer.say(line)
-    elif status == TIMED_OUT and job.is_late:
-        printer.say(f"the job was ended after {options.timeout:g} s (--timeout)")
-    elif status and not job.stopped_by:
-        printer.say(f"the MPI's launcher ended the job with status {status}, as after MPI_Abort")
+        return [f"rank {first.rank} on {first.host} {first}{others(job, options)}"]
+    if status == NOT_STARTED:
+        return job.diagnosis
+    if status == TIMED_OUT and job.is_late:
+        return [f"the job was ended after {options.timeout:g} s (--timeout)"]
+    return [f"the MPI's launcher ended the job with status {status}, as after MPI_Abort"]
 
 
 def others(job: Job, options: Options) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mpicomp_launch import mpis
+
 TRAIN = """
 import sys, torch, mpicomp
 from torch import nn
@@ -80,19 +82,54 @@ def test_a_killed_rank_ends_the_job(
     assert launch(2, path, timeout=60).returncode != 0
 
 
-def test_the_wrong_mpirun_is_noticed(script: Callable[[str], str], environ: dict[str, str]) -> None:
-    """Two ranks of another MPI's launcher: each believes to be alone."""
-    for variable in ("OMPI_COMM_WORLD_SIZE", "PALS_SIZE", "MPICOMP_EXPECT_SIZE"):
+ALONE = "import mpicomp; mpicomp.init(); print('alive')"
+
+
+def test_the_wrong_mpirun_is_noticed(environ: dict[str, str]) -> None:
+    """Ranks of another MPI's launcher: each believes to be alone, and one says so."""
+    size, rank = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", ALONE],
+            env=environ | {size: "2", rank: number},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in ("0", "1")
+    ]
+    ends = [run.communicate(timeout=90) for run in runs]
+    assert [run.returncode for run in runs] == [1, 1]
+    assert [out for out, _ in ends] == ["", ""]
+    assert "(Open MPI's mpirun) started 2 ranks" in ends[0][1]
+    assert "Traceback" not in ends[1][1]
+    assert ends[1][1].endswith("mpicomp: rank 1 is in a world of 1, not 2, too\n")
+    environ = environ | {size: "2", rank: "1", "MPICOMP_EXPECT_SIZE": "1"}
+    words = [sys.executable, "-c", ALONE]
+    assert subprocess.check_output(words, env=environ, text=True, timeout=60) == "alive\n"
+
+
+def test_launchers_of_other_mpis_do_not_train_copies(environ: dict[str, str]) -> None:
+    library = mpis.probe([sys.executable], environ)
+    found = {mpis.identify(path, environ) for path in mpis.candidates(None, Path("/"), environ)}
+    kin = {"mpich", "intel", "mvapich"}  # whose launchers start each other's ranks
+    own = kin if library.family in kin else {library.family}
+    others = [mpi for mpi in found if mpi and mpi.family not in own]
+    if not others:
+        pytest.skip("there is no mpirun of another MPI on PATH")
+    extra = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    for mpi in others:
         run = subprocess.run(
-            [sys.executable, script(TRAIN)],
-            env=environ | {variable: "2"},
+            [mpi.launcher, "-n", "2", sys.executable, "-c", ALONE],
+            env=environ | extra,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=90,
         )
         assert run.returncode != 0
-        assert "started 2 ranks" in run.stderr
-        assert "mpicomp-launch" in run.stderr
+        assert run.stdout == ""
+        if "unsupported PMI" not in run.stderr:  # else MPICH noticed before we could
+            assert run.stderr.count("started 2 ranks") == 1, run.stderr
 
 
 def test_after_shutdown_ranks_train_by_themselves(

@@ -27,7 +27,7 @@ world.Barrier()
 """
 ECHO = """
 import json, os, sys
-names = "ODD", "EMPTY", "MPICOMP_EXPECT_SIZE", "OMP_NUM_THREADS", "MPICOMP_STATUS_FILE"
+names = "ODD", "EMPTY", "MPICOMP_EXPECT_SIZE", "OMP_NUM_THREADS", "MPICOMP_FRAMES"
 got = [os.environ.get(name) for name in names]
 line = json.dumps([sys.argv[1:], os.getcwd(), sys.stdin.read(), *got])
 sys.stdout.write(line + "\\n")
