@@ -109,10 +109,11 @@ def host_variables(
     """First rank, last rank and variables, for each host that a section names."""
     found = []
     first = 0
+    named = [(set(expand(section.name)), section) for section in sections]
     for place in placement:
         values: dict[str, str] = {}
-        for section in sections:
-            if place.host in expand(section.name):
+        for names, section in named:
+            if place.host in names:
                 values |= resolve_values(section.env, environ, f"host {place.host}: env")
         if values:
             found.append((first, first + place.ranks - 1, values))
