@@ -94,7 +94,12 @@ def test_what_the_ranks_get(launch_python, script, tmp_path):
 
 def test_other_programs(launch, mpi):
     done = launch(
-        "-np", "2", "--tag=none", "--compression=topk:density=0.1", "printenv", "MPICOMP_COMPRESSION"
+        "-np",
+        "2",
+        "--tag=none",
+        "--compression=topk:density=0.1",
+        "printenv",
+        "MPICOMP_COMPRESSION",
     )
     assert done.stdout.splitlines() == ["topk:density=0.1"] * 2
     assert launch("-np", "1", "sh", "-c", "exit 9").returncode == 9
