@@ -166,7 +166,7 @@ def test_the_example_trains_across_hosts(lab, launch):
     a, b, c = lab.names
     script = str(ROOT / "examples/digits.py")
     words = ["--hosts", f"{a},{b},{c}", "--compression", "powersgd", "--start-timeout", "60"]
-    done = launch(*words, "--tag=none", sys.executable, script, "--steps", "60")
+    done = launch(*words, "--tag=none", sys.executable, script, "--steps", "60", "--batch", "63")
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
 
