@@ -129,7 +129,8 @@ def report(report_fd: int | None, acknowledged_fd: int | None, status: int, text
         with contextlib.suppress(AttributeError, OSError, ValueError):  # it is closed, or none
             stream.flush()
     if report_fd is None or acknowledged_fd is None:
-        sys.stderr.write(text)
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # others must not wait
+            sys.stderr.write(text)
         return
     record = json.dumps({"status": status, "text": text})
     with contextlib.suppress(OSError):

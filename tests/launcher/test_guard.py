@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from mpicomp_launch import frames, worker
+from mpicomp_launch import worker
+from mpicomp_launch.frames import LISTENED_TO
 
 # Output.
 
@@ -53,7 +54,7 @@ def test_a_slow_reader_loses_nothing(environ):
     code = "for n in range(12000): print('line', n)"
     with subprocess.Popen(
         [sys.executable, worker.__file__, "-c", code],
-        env={**environ, frames.LISTENED_TO: "1"},
+        env={**environ, LISTENED_TO: "1"},
         stderr=subprocess.PIPE,
     ) as process:
         time.sleep(6)
