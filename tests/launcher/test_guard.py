@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from mpicomp_launch import worker
+from mpicomp_launch import frames, worker
 
 # Output.
 
@@ -52,7 +52,9 @@ def test_progress_is_shown_before_its_line_ends(rank):
 def test_a_slow_reader_loses_nothing(environ):
     code = "for n in range(12000): print('line', n)"
     with subprocess.Popen(
-        [sys.executable, worker.__file__, "-c", code], env=environ, stderr=subprocess.PIPE
+        [sys.executable, worker.__file__, "-c", code],
+        env={**environ, frames.LISTENED_TO: "1"},
+        stderr=subprocess.PIPE,
     ) as process:
         time.sleep(6)
         lines = process.stderr.read().splitlines()
