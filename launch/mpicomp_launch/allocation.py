@@ -33,11 +33,13 @@ class Allocation:
         scheduler: "slurm", "pbs", "lsf" or "flux".
         hosts: With the slots granted on each.
         origin: The variables that say so.
+        is_for_ranks: Whether the job asked for so many ranks; else the slots are processors.
     """
 
     scheduler: str
     hosts: tuple[Host, ...]
     origin: str
+    is_for_ranks: bool = True
 
 
 def inside_step(environ: Mapping[str, str]) -> str | None:
@@ -67,32 +69,30 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def slurm(environ: Mapping[str, str]) -> Allocation | None:
-    """SLURM_JOB_NODELIST, and the tasks for each node if the job says how many it wants.
+    """SLURM_JOB_NODELIST, and the slots of each node as SLURM_TASKS_PER_NODE has them.
 
-    SLURM_NTASKS is there if it does. If it does not, SLURM_TASKS_PER_NODE counts processors, which
-    mpirun would start as many ranks of, and srun one for each node; so do we, by default.
+    mpirun goes by both. In a job that does not say how many tasks it wants the latter counts
+    processors, and srun would start one task on each node.
     """
     nodes, tasks = "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"
     if not environ.get(nodes):
         return None
     hosts = parse_hosts(environ[nodes], nodes)
     if not environ.get(tasks):
-        return Allocation("slurm", hosts, nodes)
+        return Allocation("slurm", hosts, nodes, is_for_ranks=False)
     counts = slurm_counts(environ[tasks])
     if len(counts) != len(hosts):
         if environ.get("SLURM_STEP_ID"):  # a shell in a step; the counts are the step's
-            return Allocation("slurm", hosts, nodes)
+            return Allocation("slurm", hosts, nodes, is_for_ranks=False)
         raise LaunchError(
             f"{tasks} must have a count for each of the {len(hosts)} hosts of {nodes}, "
             f"got {environ[tasks]!r}"
         )
-    if environ.get("SLURM_NTASKS"):
-        granted = [Host(h.name, n) for h, n in zip(hosts, counts, strict=True) if n]
-        if not granted:
-            raise LaunchError(f"{tasks} must have a count above 0, got {environ[tasks]!r}")
-        return Allocation("slurm", tuple(granted), f"{nodes} and {tasks}")
-    granted = [Host(h.name, 1, max(n, 1)) for h, n in zip(hosts, counts, strict=True)]
-    return Allocation("slurm", tuple(granted), nodes)
+    granted = tuple(Host(h.name, n) for h, n in zip(hosts, counts, strict=True) if n)
+    if not granted:
+        raise LaunchError(f"{tasks} must have a count above 0, got {environ[tasks]!r}")
+    is_asked = any(environ.get(name) for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"))
+    return Allocation("slurm", granted, f"{nodes} and {tasks}", is_for_ranks=is_asked)
 
 
 def slurm_counts(text: str) -> list[int]:
@@ -118,7 +118,7 @@ def lsf(environ: Mapping[str, str]) -> Allocation | None:
     """LSB_MCPU_HOSTS, `a 4 b 4`; or a name for each slot, in a file or in LSB_HOSTS.
 
     LSB_HOSTS is missing in large jobs. Where jsrun starts the ranks, CSM has made the allocation,
-    and its first host is the launch node, which gets none.
+    and its first host is the launch node, which gets none; slots of the others are processors.
     """
     for variable in ("LSB_MCPU_HOSTS", "LSB_DJOB_HOSTFILE", "LSB_HOSTS"):
         words = environ.get(variable, "").split()
@@ -132,7 +132,7 @@ def lsf(environ: Mapping[str, str]) -> Allocation | None:
             counts = Counter(words)
         hosts = hosts_of(counts, variable)
         if environ.get("CSM_ALLOCATION_ID") and len(hosts) > 1:
-            hosts = hosts[1:]
+            return Allocation("lsf", hosts[1:], variable, is_for_ranks=False)
         return Allocation("lsf", hosts, variable)
     return None
 
@@ -198,7 +198,7 @@ def flux(environ: Mapping[str, str]) -> Allocation | None:
         raise LaunchError(f"{contract}, got {error}; else unset it") from None
     except (ValueError, LookupError, TypeError, AttributeError):
         raise LaunchError(f"{contract}, got {said[:200]!r}; else unset it") from None
-    return Allocation("flux", hosts, "FLUX_URI")
+    return Allocation("flux", hosts, "FLUX_URI", is_for_ranks=False)
 
 
 def flux_hosts(resources: Any) -> tuple[Host, ...]:

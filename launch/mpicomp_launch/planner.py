@@ -117,7 +117,7 @@ def named_hosts(options: Options) -> tuple[Host, ...]:
 
 def granted_places(granted: Allocation | None, np: int) -> tuple[Placement, ...]:
     """Where the ranks of an allocation will be, if they go by its slots."""
-    if granted is None or sum(host.limit for host in granted.hosts) < np:
+    if granted is None or sum(host.slots for host in granted.hosts) < np:
         return ()
     return hosts.place(granted.hosts, np)
 
@@ -133,10 +133,14 @@ def count_ranks(
         return sum(each.ranks for each in placement)
     slots = sum(host.slots for host in granted.hosts) if granted else 0
     if options.np is not None:
-        room = sum(host.limit for host in granted.hosts) if granted else 0
-        if granted is not None and options.np > room:
-            warnings.append(f"{options.np} ranks on {room} slots, which {granted.origin} says")
+        if granted is not None and options.np > slots:
+            warnings.append(f"{options.np} ranks on {slots} slots, which {granted.origin} says")
         return options.np
+    if granted is not None and not granted.is_for_ranks:
+        raise LaunchError(
+            f"-np must be given, got nothing; {granted.origin} says which processors there are, "
+            "not how many ranks are wanted"
+        )
     named = named_hosts(options)  # all of them this one
     if not slots and not named:
         raise LaunchError(

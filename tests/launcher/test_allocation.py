@@ -3,15 +3,17 @@
 import json
 import os
 import string
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpicomp_launch import allocation
+from mpicomp_launch import allocation, planner
 from mpicomp_launch.allocation import Allocation, detect, inside_step
 from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.hosts import Host
+from mpicomp_launch.options import Options
 
 NODES, TASKS = "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"
 
@@ -63,11 +65,15 @@ def resources(groups, *nodelist):
             [Host("a08", 2), Host("a09", 2), Host("b", 1)],
         ),
         ({NODES: "a,b", TASKS: "3,0", "SLURM_NTASKS": "3"}, [Host("a", 3)]),
+        (
+            {NODES: "a,b", TASKS: "2(x2)", "SLURM_NTASKS_PER_NODE": "2"},
+            [Host("a", 2), Host("b", 2)],
+        ),
         # The job says no number of tasks: the counts are processors.
-        ({NODES: "a,b", TASKS: "64(x2)"}, [Host("a", 1, 64), Host("b", 1, 64)]),
+        ({NODES: "a,b", TASKS: "64(x2)"}, [Host("a", 64), Host("b", 64)]),
         # A shell of `srun --mpi=none -N1 --pty bash` in a larger job.
         (
-            {NODES: "a,b", TASKS: "1", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"},
+            {NODES: "a,b", TASKS: "1", "SLURM_STEP_ID": "0"},
             [Host("a"), Host("b")],
         ),
     ],
@@ -77,6 +83,7 @@ def test_slurm(environ, hosts):
     assert found.scheduler == "slurm"
     assert found.hosts == tuple(hosts)
     assert NODES in found.origin
+    assert found.is_for_ranks == any(name.startswith("SLURM_NTASKS") for name in environ)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +129,8 @@ def test_lsf(nodefile):
     expected = Allocation("lsf", (Host("a"), Host("b", 4), Host("c", 4)), "LSB_MCPU_HOSTS")
     assert detect(listed) == expected
     # The launch node, which jsrun starts no rank on.
-    assert detect({**listed, "CSM_ALLOCATION_ID": "7"}).hosts == expected.hosts[1:]
+    found = detect({**listed, "CSM_ALLOCATION_ID": "7"})
+    assert found == replace(expected, hosts=expected.hosts[1:], is_for_ranks=False)
     del listed["LSB_MCPU_HOSTS"]
     assert detect(listed) == Allocation("lsf", (Host("x"), Host("b", 2)), "LSB_DJOB_HOSTFILE")
     del listed["LSB_DJOB_HOSTFILE"]
@@ -139,7 +147,8 @@ def test_lsf(nodefile):
 )
 def test_flux(flux, said, hosts):
     found = detect({**flux(said), "LSB_HOSTS": "the job that flux runs in"})
-    assert found == Allocation("flux", tuple(Host(*each) for each in hosts), "FLUX_URI")
+    assert found.hosts == tuple(Host(*each) for each in hosts)
+    assert (found.scheduler, found.origin, found.is_for_ranks) == ("flux", "FLUX_URI", False)
 
 
 @pytest.mark.parametrize(
@@ -215,3 +224,15 @@ def test_any_variables(environ):
         error = str(raised)
     assert not error or any(name in error for name in environ)
     assert found is None or (found.hosts and all(host.slots >= 1 for host in found.hosts))
+
+
+def test_processors_are_not_taken_for_ranks():
+    """One rank a processor are too many for most, and for one a node mpirun must be told so."""
+    granted = detect({NODES: "a,b", TASKS: "64(x2)"})
+    with pytest.raises(LaunchError, match="-np must be given, got nothing; SLURM_JOB_NODELIST and"):
+        planner.count_ranks(Options(), (), granted, [])
+    warnings = []
+    assert planner.count_ranks(Options(np=129), (), granted, warnings) == 129
+    assert warnings == [f"129 ranks on 128 slots, which {NODES} and {TASKS} says"]
+    asked = replace(granted, is_for_ranks=True)
+    assert planner.count_ranks(Options(), (), asked, []) == 128
