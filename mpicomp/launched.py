@@ -153,8 +153,8 @@ def compare_local(rank: int, size: int, world_size: int) -> str | None:
 def report(text: str, status: int) -> bool:
     """Tells mpicomp-launch why this rank fails, if it started us; False if it did not.
 
-    `MPICOMP_REPORT_FD` is `descriptor:process`: children of a rank inherit the variable, but not the
-    descriptor.
+    `MPICOMP_REPORT_FD` is `descriptor:process`: children of a rank inherit the variable, but not
+    the descriptor.
     """
     fd, _, pid = os.environ.get("MPICOMP_REPORT_FD", "").partition(":")
     if pid != str(os.getpid()):

@@ -34,7 +34,7 @@ def launch(environ: dict[str, str]) -> Job:
         np: int, *words: str, timeout: float = 120, merged: bool = False, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "mpicomp_launch", "-np", str(np), sys.executable, *words],
+            [sys.executable, "-m", "mpicomp_launch", "-np", str(np), "--tag", "none", sys.executable, *words],
             env=environ | variables,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,

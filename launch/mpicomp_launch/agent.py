@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONNECT_SECONDS = 10
+# Unlike `shlex.quote`: zsh takes `=ls` for the path of a program, and fish `%self` for its own pid.
+PLAIN = re.compile(r"[\w@+:,./-][\w@%+=:,./-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -35,17 +37,30 @@ class Agent:
         """Options between program and host, for us and for the MPI's launcher alike.
 
         ssh must neither ask for a password, which nobody could type for several hosts at once, nor
-        wait for ever for a host that is down.
+        wait for ever for a host that is down. What the user says stands first: ssh keeps the first
+        value it is given.
         """
         words = []
-        if self.is_ssh:
-            words += ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
         if self.port is not None:
             words += ["-p", str(self.port)]
         if self.identity is not None:
             words += ["-i", self.identity]
-        return [*words, *self.options]
+        words += self.options
+        if self.is_ssh:
+            words += ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}"]
+        return words
 
     def command(self, host: str, words: Sequence[str]) -> list[str]:
         """The argument list that runs a program on a host; the shell there gets it quoted."""
-        return [*self.program, *self.flags(), host, shlex.join(words)]
+        return [*self.program, *self.flags(), host, " ".join(map(quote, words))]
+
+
+def quote(word: str) -> str:
+    """A word for a shell of another host, which may be sh, bash, zsh, fish, or csh.
+
+    In single quotes fish takes a backslash for more than itself, so it stands outside of them.
+    """
+    if PLAIN.fullmatch(word):
+        return word
+    inside = word.replace("'", "'\"'\"'").replace("\\", "'\\\\'")
+    return f"'{inside}'"

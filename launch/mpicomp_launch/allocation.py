@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mpicomp_launch.errors import LaunchError
-from mpicomp_launch.hosts import Host, parse_hosts
+from mpicomp_launch.hosts import COUNT, MAX_NAMES, Host, expand, merge, parse_hosts, split
 
 # Each says that this process is a rank. Shells of salloc and sbatch have SLURM_PROCID, too.
 RANK_VARIABLES = (
@@ -43,16 +42,24 @@ class Allocation:
 
 def inside_step(environ: Mapping[str, str]) -> str | None:
     """The variable which says that this process is a rank of a running job already."""
-    return next((name for name in RANK_VARIABLES if environ.get(name)), None)
+    for name in RANK_VARIABLES:
+        if environ.get(name):
+            return name
+    # A step without any PMI. One of one task may be a shell: `srun --mpi=none --pty bash`.
+    tasks = "SLURM_STEP_NUM_TASKS"
+    is_one_of_many = environ.get("SLURM_STEP_ID") and environ.get(tasks, "1") != "1"
+    return tasks if is_one_of_many else None
 
 
 def detect(environ: Mapping[str, str]) -> Allocation | None:
     """The allocation we are in, None outside of one.
 
+    Flux comes first because it runs within jobs of the others, and not the other way round.
+
     Raises:
         LaunchError: Its variables contradict each other, or name a file that cannot be read.
     """
-    for find in (slurm, pbs, lsf, flux):
+    for find in (flux, slurm, pbs, lsf):
         found = find(environ)
         if found is not None:
             return found
@@ -60,81 +67,157 @@ def detect(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def slurm(environ: Mapping[str, str]) -> Allocation | None:
-    """SLURM_JOB_NODELIST, and tasks for each node; without those one for each, as srun has it."""
-    nodes = environ.get("SLURM_JOB_NODELIST", "")
-    if not nodes:
+    """SLURM_JOB_NODELIST, and the tasks for each node if the job says how many it wants.
+
+    SLURM_NTASKS is there if it does. If it does not, SLURM_TASKS_PER_NODE counts processors, which
+    mpirun would start as many ranks of, and srun one for each node; so do we, by default.
+    """
+    nodes, tasks = "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"
+    if not environ.get(nodes):
         return None
-    origin = "SLURM_JOB_NODELIST"
-    hosts = parse_hosts(nodes)
-    tasks = environ.get("SLURM_TASKS_PER_NODE", "")
-    if not tasks:
-        return Allocation("slurm", hosts, origin)
-    counts: list[int] = []
-    for part in tasks.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None:
-            raise LaunchError(f"SLURM_TASKS_PER_NODE must be as in 4(x2),1, got {tasks!r}")
-        counts += [int(found.group(1))] * int(found.group(2) or 1)
+    hosts = parse_hosts(environ[nodes], nodes)
+    if not environ.get(tasks):
+        return Allocation("slurm", hosts, nodes)
+    counts = slurm_counts(environ[tasks])
     if len(counts) != len(hosts):
+        if environ.get("SLURM_STEP_ID"):  # a shell in a step; the counts are the step's
+            return Allocation("slurm", hosts, nodes)
         raise LaunchError(
-            f"SLURM_TASKS_PER_NODE must have a count for each of the {len(hosts)} hosts of "
-            f"{origin}, got {tasks!r}"
+            f"{tasks} must have a count for each of the {len(hosts)} hosts of {nodes}, "
+            f"got {environ[tasks]!r}"
         )
-    named = tuple(Host(h.name, n) for h, n in zip(hosts, counts, strict=True) if n)
-    return Allocation("slurm", named, f"{origin} and SLURM_TASKS_PER_NODE")
+    if environ.get("SLURM_NTASKS"):
+        granted = [Host(h.name, n) for h, n in zip(hosts, counts, strict=True) if n]
+        if not granted:
+            raise LaunchError(f"{tasks} must have a count above 0, got {environ[tasks]!r}")
+        return Allocation("slurm", tuple(granted), f"{nodes} and {tasks}")
+    granted = [Host(h.name, 1, max(n, 1)) for h, n in zip(hosts, counts, strict=True)]
+    return Allocation("slurm", tuple(granted), nodes)
+
+
+def slurm_counts(text: str) -> list[int]:
+    """`4(x2),1` is 4, 4, 1."""
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
+        if found is None or len(counts) + int(found[2] or 1) > MAX_NAMES:
+            raise LaunchError(f"SLURM_TASKS_PER_NODE must be as in 4(x2),1, got {text!r}")
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
 
 
 def pbs(environ: Mapping[str, str]) -> Allocation | None:
     """PBS_NODEFILE: a line for each slot."""
-    return from_lines("pbs", "PBS_NODEFILE", environ)
+    variable = "PBS_NODEFILE"
+    if not environ.get(variable):
+        return None
+    return Allocation("pbs", hosts_of(lines_of(variable, environ), variable), variable)
 
 
 def lsf(environ: Mapping[str, str]) -> Allocation | None:
-    """LSB_MCPU_HOSTS, `a 4 b 4`; or a file with a line for each slot."""
-    words = environ.get("LSB_MCPU_HOSTS", "").split()
-    if not words:
-        return from_lines("lsf", "LSB_DJOB_HOSTFILE", environ)
-    if len(words) % 2 or not all(count.isdigit() and int(count) for count in words[1::2]):
-        raise LaunchError(f"LSB_MCPU_HOSTS must be as in 'a 4 b 4', got {' '.join(words)!r}")
-    hosts = tuple(Host(n, int(c)) for n, c in zip(words[::2], words[1::2], strict=True))
-    return Allocation("lsf", hosts, "LSB_MCPU_HOSTS")
+    """LSB_MCPU_HOSTS, `a 4 b 4`; or a name for each slot, in a file or in LSB_HOSTS.
+
+    LSB_HOSTS is missing in large jobs. Where jsrun starts the ranks, CSM has made the allocation,
+    and its first host is the launch node, which gets none.
+    """
+    for variable in ("LSB_MCPU_HOSTS", "LSB_DJOB_HOSTFILE", "LSB_HOSTS"):
+        words = environ.get(variable, "").split()
+        if not words:
+            continue
+        if variable == "LSB_MCPU_HOSTS":
+            counts = pairs_of(words, variable)
+        elif variable == "LSB_DJOB_HOSTFILE":
+            counts = lines_of(variable, environ)
+        else:
+            counts = Counter(words)
+        hosts = hosts_of(counts, variable)
+        if environ.get("CSM_ALLOCATION_ID") and len(hosts) > 1:
+            hosts = hosts[1:]
+        return Allocation("lsf", hosts, variable)
+    return None
 
 
-def from_lines(scheduler: str, variable: str, environ: Mapping[str, str]) -> Allocation | None:
-    """A file that a variable names, with a host's name for each of its slots."""
-    path = environ.get(variable, "")
-    if not path:
-        return None
+def pairs_of(words: Sequence[str], variable: str) -> Counter[str]:
+    """Names and counts in turn."""
+    if len(words) % 2 or not all(COUNT.fullmatch(count) for count in words[1::2]):
+        raise LaunchError(f"{variable} must be as in 'a 4 b 4', got {' '.join(words)!r}")
+    counts: Counter[str] = Counter()
+    for name, count in zip(words[::2], words[1::2], strict=True):
+        counts[name] += int(count)
+    return counts
+
+
+def lines_of(variable: str, environ: Mapping[str, str]) -> Counter[str]:
+    """How often each name comes in a file that a variable names."""
     try:
-        with open(path, errors="replace") as file:
-            slots = Counter(line.strip() for line in file if line.strip())
-    except OSError as error:
-        raise LaunchError(
-            f"{variable} must name the file of the hosts, got {path!r}: {error.strerror}"
-        ) from None
-    hosts = tuple(Host(name, count) for name, count in slots.items())
-    return Allocation(scheduler, hosts, variable)
+        with open(environ[variable], errors="replace") as file:
+            return Counter(line.strip() for line in file if line.strip())
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"{variable} must name the file of the hosts, got {error}") from None
+
+
+def hosts_of(counts: Mapping[str, int], variable: str) -> tuple[Host, ...]:
+    """Hosts with slots, their names checked."""
+    if not counts:
+        raise LaunchError(f"{variable} must name a host, got none")
+    for name in counts:
+        if [host.name for host in parse_hosts(name, variable)] != [name]:
+            raise LaunchError(f"{variable} must have names of hosts, got {name!r}")
+    return tuple(Host(name, count) for name, count in counts.items())
 
 
 def flux(environ: Mapping[str, str]) -> Allocation | None:
-    """FLUX_URI says that there is an instance; what it has, `flux` itself must say."""
-    program = shutil.which("flux", path=environ.get("PATH", os.defpath))
-    if not environ.get("FLUX_URI") or program is None:
+    """FLUX_URI says that there is an instance; what it has, `flux` itself must say.
+
+    Without that program, as in a container, the instance is of no use, and this host is alone.
+    """
+    if not environ.get("FLUX_URI"):
         return None
-    question = [program, "resource", "list", "--states=up", "-no", "{nodelist} {ncores}"]
+    import json
+    import shutil
+    import subprocess
+
+    program = shutil.which("flux", path=environ.get("PATH", os.defpath))
+    if program is None:
+        return None
+    contract = "FLUX_URI must name a Flux instance that answers `flux resource R`"
     try:
         said = subprocess.run(
-            question,
+            [program, "resource", "R", "--states=up"],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            check=True,
             timeout=FLUX_SECONDS,
-        ).stdout.split()
+        ).stdout
+        hosts = flux_hosts(json.loads(said))
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.decode(errors="replace").strip() or f"status {error.returncode}"
+        raise LaunchError(f"{contract}, got {reason!r}; else unset it") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"FLUX_URI must name a Flux instance that answers, got {error}") from None
-    if len(said) < 2 or not said[1].isdigit():
-        return None
-    hosts = parse_hosts(said[0])
-    cores = max(1, int(said[1]) // len(hosts))
-    return Allocation("flux", tuple(Host(host.name, cores) for host in hosts), "FLUX_URI")
+        raise LaunchError(f"{contract}, got {error}; else unset it") from None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise LaunchError(f"{contract}, got {said[:200]!r}; else unset it") from None
+    return Allocation("flux", hosts, "FLUX_URI")
+
+
+def flux_hosts(resources: Any) -> tuple[Host, ...]:
+    """Hosts and cores of a resource set, version 1: broker ranks with cores, and their hosts."""
+    execution = resources["execution"]
+    nodes = ",".join(execution["nodelist"])  # one host comes again for each of its brokers
+    names = [name for _, part in split(nodes) for name in expand(part)]
+    cores = [
+        count_ids(group["children"]["core"])
+        for group in execution["R_lite"]
+        for _ in range(count_ids(group["rank"]))
+    ]
+    return merge(Host(name, count) for name, count in zip(names, cores, strict=True))
+
+
+def count_ids(text: str) -> int:
+    """How many numbers `0-3,8` has."""
+    total = 0
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        total += int(last or first) - int(first) + 1
+    return total

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -11,11 +10,10 @@ from typing import Any, NoReturn
 from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.kinds import FLAG
 from mpicomp_launch.options import FIELDS, flag_of
-from mpicomp_launch.resolve import Value, convert
+from mpicomp_launch.resolve import COMMAND_LINE, Value, convert
 
 SHELLS = ("bash", "zsh", "fish")
 SCHEDULERS = ("slurm", "pbs")
-COMMAND_LINE = "command line"
 USAGE = """%(prog)s [-np N] [--hosts LIST] [options] COMMAND [ARGS...]
        %(prog)s --check [options] [COMMAND ...]"""
 DESCRIPTION = """Runs COMMAND on N ranks, on this host, on hosts reached by ssh, or within
@@ -114,7 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
         title = settings["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        flags = (*settings["flags"], *([] if name == "np" else [flag_of(name)]))
+        flags = dict.fromkeys((*settings["flags"], flag_of(name)))
         groups[title].add_argument(*flags, dest=name, default=None, **how(name))
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -148,14 +146,21 @@ def add_actions(group: Any) -> None:
     group.add_argument("--write-config", metavar="FILE", help="write these options to a file")
     group.add_argument("--write-script", choices=SCHEDULERS, help="print a batch script")
     group.add_argument("--completion", choices=SHELLS, help="print what makes a shell complete")
-    version = f"mpicomp {installed_version()}"
-    group.add_argument("--version", action="version", version=version, help="show the version")
+    group.add_argument(
+        "--version", action=ShowVersion, nargs=0, default=argparse.SUPPRESS, help="show the version"
+    )
     group.add_argument("-h", "--help", action="help", help="show this page")
 
 
-def installed_version() -> str:
-    """That of the distribution; a source tree on the path has none."""
-    try:
-        return importlib.metadata.version("mpicomp")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+class ShowVersion(argparse.Action):
+    """Prints the version of the distribution; a source tree on the path has none."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        """Looks it up only now: that takes longer than all the rest of the start."""
+        from importlib import metadata
+
+        try:
+            print(f"mpicomp {metadata.version('mpicomp')}")
+        except metadata.PackageNotFoundError:
+            print("mpicomp, not installed")
+        parser.exit()

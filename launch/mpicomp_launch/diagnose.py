@@ -82,7 +82,9 @@ def questions(plan: Plan, host: str, ports: Sequence[int]) -> Iterator[tuple[lis
     yield ["true"], "it cannot be reached"
     yield [python, "-c", SAME_VERSION, version], "it has another Python"
     way = network.interface_towards(host)
-    for port in ports if way is not None and not network.is_here(host) else ():
+    if way is None or network.is_here(host):
+        return
+    for port in ports:
         yield (
             [python, "-c", WAY_BACK, way.address, str(port)],
             f"it cannot connect back to {way.address}, port {port} (a firewall on the way back?)",

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from mpicomp_launch.errors import LaunchError
+from mpicomp_launch.frames import LISTENED_TO
 from mpicomp_launch.hosts import Placement, expand
 from mpicomp_launch.kinds import HostSection
 from mpicomp_launch.options import FIELDS, Options, variable_of
@@ -23,6 +24,7 @@ INTERNAL = (
     "MPICOMP_CHDIR",
     "MPICOMP_GRACE",
     "MPICOMP_REPORT_FD",
+    LISTENED_TO,
 )
 FORWARDED = (
     "PATH",
@@ -107,10 +109,11 @@ def host_variables(
     """First rank, last rank and variables, for each host that a section names."""
     found = []
     first = 0
+    named = [(set(expand(section.name)), section) for section in sections]
     for place in placement:
         values: dict[str, str] = {}
-        for section in sections:
-            if place.host in expand(section.name):
+        for names, section in named:
+            if place.host in names:
                 values |= resolve_values(section.env, environ, f"host {place.host}: env")
         if values:
             found.append((first, first + place.ranks - 1, values))
@@ -122,6 +125,6 @@ def to_forward(
     environ: Mapping[str, str], exports: Mapping[str, str], asked: Sequence[tuple[str, str | None]]
 ) -> tuple[str, ...]:
     """Names of the variables that ranks on other hosts must get."""
-    names = {name for name, _ in asked} | set(exports)
+    names = {name for name, _ in asked} | set(exports) | {LISTENED_TO}
     names |= {name for name in environ if name in FORWARDED or name.startswith(FORWARDED_PREFIXES)}
     return tuple(sorted(names))

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
+# Set by a launcher that reads frames; a command copied from --dry-run has none to hear it.
+LISTENED_TO = "MPICOMP_FRAMES"
 MARK = b"\x1e"
 MAX_FRAME = 1024
 MAX_PAYLOAD = 480  # every byte of it may need two
@@ -28,8 +30,7 @@ _UNESCAPES = {escaped: plain for plain, escaped in _ESCAPES.items()}
 _FRAME = re.compile(rb"(\d{1,9}) ([oeOEsfFx]) (.*)", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """What a rank says, in one line."""
 
     rank: int
@@ -71,8 +72,11 @@ class Decoder:
 
 
 def decode(line: bytes) -> Iterator[Frame | bytes]:
-    """One line: a frame, a text, or a text that a frame was appended to."""
-    before, mark, frame = line.partition(MARK)
+    """One line: a frame, a text, or a text that a frame was appended to.
+
+    No frame has a second mark in it, so that what stands before the last one is text.
+    """
+    before, mark, frame = line.rpartition(MARK)
     found = _FRAME.fullmatch(frame) if mark else None
     if found is None:
         yield line

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import selectors
 import signal
 import stat
@@ -18,16 +19,16 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 
 from mpicomp_launch import frames
+from mpicomp_launch.lines import Lines
 from mpicomp_launch.processes import descendants, kill_descendants
 
 OUTPUT_FD = 2  # Open MPI gives ranks a terminal for standard output, which cuts and mixes lines
 BATCH_BYTES = 4096  # what every MPI's helper reads at once, and what a pipe takes in one piece
 MAX_QUEUED_BYTES = 1 << 18
-PIECE_SECONDS = 0.05  # after which the beginning of a line is passed on without its end
-POLL_SECONDS = 0.001
+POLL_SECONDS = (0.0001, 0.01)  # between two looks whether the launcher can take more
 TICK_SECONDS = 0.5
 LINGER_SECONDS = 1.0  # for helpers of the rank to end by themselves, and for their last output
-DRAIN_SECONDS = 2.0  # for the launcher to take the last frames
+DRAIN_SECONDS = 2.0  # for the launcher to take the last frames, when the job is over
 READ_BYTES = 1 << 16
 # What asks a rank to end, and what it then gets. Launchers that kill at once where they are sent
 # SIGINT or SIGTERM pass the last two on.
@@ -38,40 +39,6 @@ STOPS = {
     signal.SIGURG: signal.SIGINT,
     signal.SIGUSR2: signal.SIGTERM,
 }
-
-
-class Lines:
-    """One stream of the rank, cut into lines, and into pieces where a line does not end."""
-
-    def __init__(self, rank: int, kind: str) -> None:
-        self._rank = rank
-        self._kind = kind
-        self._rest = b""
-        self._since = 0.0
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Frames of the lines that are complete."""
-        *lines, rest = data.split(b"\n")
-        if lines:
-            lines[0] = self._rest + lines[0]
-            self._rest = b""
-        self._rest += rest
-        self._since = time.monotonic()
-        for line in lines:
-            yield from frames.encode_long(self._rank, self._kind, line)
-        if len(self._rest) > BATCH_BYTES:
-            yield from self.take_piece()
-
-    def seconds_to_piece(self) -> float | None:
-        """When the beginning of a line is due, None if there is none."""
-        return self._since + PIECE_SECONDS - time.monotonic() if self._rest else None
-
-    def take_piece(self) -> Iterator[bytes]:
-        """Frames of a line that has not ended yet."""
-        rest, self._rest = self._rest, b""
-        for start in range(0, len(rest), frames.MAX_PAYLOAD):
-            piece = rest[start : start + frames.MAX_PAYLOAD]
-            yield frames.encode(self._rank, self._kind.upper(), piece)
 
 
 class Guard:
@@ -109,11 +76,15 @@ class Guard:
         self._reported = b""
         self._queue: deque[bytes] = deque()
         self._num_queued = 0
+        self._has_reported = False
         self._owes_answer = False
+        self._pause = POLL_SECONDS[0]
         self._kill_at = float("inf")
         self._is_stopped = False
         self._status: int | None = None
         self._is_pipe = stat.S_ISFIFO(os.fstat(OUTPUT_FD).st_mode)
+        self._reader = select.poll()
+        self._reader.register(OUTPUT_FD, 0)
         self._selector = selectors.DefaultSelector()
         for fd in (out, err, report):
             os.set_blocking(fd, False)
@@ -146,13 +117,12 @@ class Guard:
     # One turn: read what the rank prints, write what the launcher can take.
 
     def _turn(self, seconds: float) -> None:
-        is_idle = not self._queue and not self._owes_answer
-        waits = [w for w in (each.seconds_to_piece() for each in self._lines.values()) if w]
-        seconds = min([seconds if is_idle else POLL_SECONDS, *waits])
-        full = self._num_queued > MAX_QUEUED_BYTES
-        if full:
-            time.sleep(POLL_SECONDS)
-        for key, _ in [] if full else self._selector.select(max(0.0, seconds)):
+        if self._queue or self._owes_answer:
+            time.sleep(self._pause)
+            seconds = 0.0
+        waits = [each.seconds_to_piece() for each in self._lines.values()]
+        seconds = min(seconds, *(wait for wait in waits if wait is not None), TICK_SECONDS)
+        for key, _ in [] if self._is_full() else self._selector.select(max(0.0, seconds)):
             self._read(key.fd)
         for lines in self._lines.values():
             due = lines.seconds_to_piece()
@@ -176,22 +146,27 @@ class Guard:
 
     def _take_report(self, data: bytes) -> None:
         """The first report counts; what the rank has printed before it is passed on before it."""
+        if self._has_reported:
+            return
         self._reported += data
-        record, end, _ = self._reported.partition(b"\n")
-        if end and not self._owes_answer:
+        line, end, _ = self._reported.partition(b"\n")
+        if end:
             self._read_rest()
-            self._put(frames.encode_long(self._number, "f", record))
-            self._owes_answer = True
+            self._tell("f", parse_report(line))
+            self._has_reported = self._owes_answer = True
 
     def _read_rest(self) -> None:
-        for fd in self._lines:
+        for fd, lines in self._lines.items():
             if fd in self._selector.get_map():
                 self._read(fd)
+            self._put(lines.take_piece())
 
     def _write(self) -> None:
         """Whole frames, into an empty pipe: then nobody can cut one or mix it with another's."""
         if not self._is_drained():
+            self._pause = min(2 * self._pause, POLL_SECONDS[1])
             return
+        self._pause = POLL_SECONDS[0]
         batch: list[bytes] = []
         size = 0
         while self._queue and size + len(self._queue[0]) <= BATCH_BYTES:
@@ -205,7 +180,13 @@ class Guard:
             with contextlib.suppress(OSError):  # the rank does not wait any more
                 os.write(self._acknowledge, b".")
 
+    def _is_full(self) -> bool:
+        return self._num_queued > MAX_QUEUED_BYTES
+
     def _is_drained(self) -> bool:
+        """Whether the launcher has taken all; raises an OSError if it is gone."""
+        if any(events & select.POLLERR for _, events in self._reader.poll(0)):
+            raise BrokenPipeError
         if not self._is_pipe:
             return True
         waiting = fcntl.ioctl(OUTPUT_FD, termios.FIONREAD, bytes(4))
@@ -222,7 +203,8 @@ class Guard:
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         for signum in STOPS:
-            signal.signal(signum, self._on_stop)
+            if signal.getsignal(signum) != signal.SIG_IGN:  # as under nohup
+                signal.signal(signum, self._on_stop)
         signal.signal(signal.SIGUSR1, self._pass_on)
 
     def _on_stop(self, signum: int, frame: FrameType | None) -> None:
@@ -239,6 +221,7 @@ class Guard:
             os.kill(self._pid, signum)
 
     def _look_after(self) -> None:
+        self._is_drained()
         if time.monotonic() > self._kill_at or os.getppid() != self._shim:
             self._is_stopped = True
             kill_descendants()
@@ -256,20 +239,40 @@ class Guard:
         while descendants() and time.monotonic() < min(end, self._kill_at):
             self._turn(TICK_SECONDS / 10)
         kill_descendants()
-        while self._has_output() and time.monotonic() < end + LINGER_SECONDS:
+        end = time.monotonic() + LINGER_SECONDS
+        while self._has_output() and time.monotonic() < end:
             self._turn(TICK_SECONDS / 10)
+            if (
+                self._is_full() and not self._is_over()
+            ):  # it reads slowly, as any program's reader may
+                end = time.monotonic() + LINGER_SECONDS
         for lines in self._lines.values():
             self._put(lines.take_piece())
         code = os.waitstatus_to_exitcode(self._status)
         ended = {"status": max(code, 0), "signal": max(-code, 0), "stopped": self._is_stopped}
         self._tell("x", ended)
         end = time.monotonic() + DRAIN_SECONDS
-        while (self._queue or not self._is_drained()) and time.monotonic() < end:
+        while self._queue or not self._is_drained():
+            if self._is_over() and time.monotonic() > end:
+                return
             self._write()
-            time.sleep(POLL_SECONDS)
+            time.sleep(self._pause)
+
+    def _is_over(self) -> bool:
+        """Whether the job has been told to end, or has ended without us."""
+        return self._is_stopped or os.getppid() != self._shim
 
     def _has_output(self) -> bool:
         return any(fd in self._selector.get_map() for fd in self._lines)
+
+
+def parse_report(line: bytes) -> Mapping[str, object]:
+    """What a rank has reported; any program can write anything there."""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        if isinstance(record, dict) and isinstance(record.get("status"), int):
+            return {"status": record["status"] & 0xFF or 1, "text": str(record.get("text", ""))}
+    return {"status": 1, "text": line.decode(errors="replace") + "\n"}
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -278,4 +281,4 @@ def write_all(fd: int, data: bytes) -> None:
         try:
             data = data[os.write(fd, data) :]
         except BlockingIOError:
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS[0])

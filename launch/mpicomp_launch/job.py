@@ -15,7 +15,7 @@ from types import FrameType
 
 from mpicomp_launch.diagnose import listening_ports, missing_ranks
 from mpicomp_launch.dialects import Command, Dialect
-from mpicomp_launch.frames import Decoder, Frame
+from mpicomp_launch.frames import LISTENED_TO, Decoder, Frame
 from mpicomp_launch.output import Printer
 from mpicomp_launch.plan import Plan
 from mpicomp_launch.processes import adopt_orphans, descendants, die_with_parent, kill_descendants
@@ -23,6 +23,7 @@ from mpicomp_launch.processes import adopt_orphans, descendants, die_with_parent
 TIMED_OUT = 124
 NOT_STARTED = 125
 TICK_SECONDS = 0.2
+POLL_SECONDS = 0.002  # for the end of mpirun, when it has closed its output
 NOTICE_SECONDS = 1.0  # from a rank's failure to our ending the job, if the MPI has not
 KILL_SECONDS = 2.0  # from our ending mpirun to SIGKILL for whoever is left
 DRAIN_SECONDS = 1.0  # for output that is still under way when mpirun has ended
@@ -96,7 +97,7 @@ class Job:
         adopt_orphans()
         self._process = subprocess.Popen(
             command.argv,
-            env={**plan.environ, **command.exports},
+            env={**plan.environ, **command.exports, LISTENED_TO: "1"},
             cwd=command.cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -144,7 +145,7 @@ class Job:
     def _hear(self, seconds: float) -> bool:
         """Takes what has come within a time; False if nothing can come any more."""
         if not self._selector.get_map():
-            time.sleep(min(seconds, TICK_SECONDS / 10))
+            time.sleep(min(seconds, POLL_SECONDS))
             return False
         for key, _ in self._selector.select(seconds):
             try:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpicomp_launch.allocation import Allocation
@@ -38,21 +38,28 @@ PROBE_SECONDS = 60
 
 @dataclass(frozen=True)
 class Family:
-    """How one implementation names itself, and its launchers, the preferred one first."""
+    """How an implementation names itself, and its launchers, the preferred one first.
+
+    Attributes:
+        title: For messages.
+        library: Pattern of what its library says, with the version; None for a scheduler's
+            launcher, which starts ranks of any MPI.
+        launcher: Pattern of what its launcher says; None where it has none of its own.
+        programs: Names of the launcher.
+    """
 
     title: str
-    library: str
-    launcher: str
+    library: str | None
+    launcher: str | None
     programs: tuple[str, ...]
 
 
+HYDRA = r"HYDRA build details:\s+Version:\s*(\S+)"
+HYDRA_PROGRAMS = ("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich")
 FAMILIES: Mapping[str, Family] = {
-    "mpich": Family(
-        title="MPICH",
-        library=r"MPICH Version:\s*(\S+)",
-        launcher=r"HYDRA build details:\s+Version:\s*(\S+)",
-        programs=("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich"),
-    ),
+    "mvapich": Family("MVAPICH", r"MVAPICH\S* Version\s*:\s*(\S+)", HYDRA, HYDRA_PROGRAMS),
+    "cray": Family("Cray MPICH", r"CRAY MPICH version (\S+)", None, ()),
+    "mpich": Family("MPICH", r"MPICH Version:\s*(\S+)", HYDRA, HYDRA_PROGRAMS),
     "openmpi": Family(
         title="Open MPI",
         library=r"Open MPI v(\d[^\s,]*)",
@@ -65,7 +72,13 @@ FAMILIES: Mapping[str, Family] = {
         launcher=r"Intel\(R\) MPI Library for Linux\* OS, Version (\d\S*)",
         programs=("mpiexec.hydra",),  # mpirun there is a script that runs the first one on PATH
     ),
+    "srun": Family("Slurm", None, r"slurm\S* (\d\S*)", ("srun",)),
+    "flux": Family("Flux", None, r"(?:commands|libflux-core):\s*(\S+)", ("flux",)),
+    "jsrun": Family("JSM", None, r"jsrun\D*(\d\S*)", ("jsrun",)),
+    "pals": Family("PALS", None, r"PALS\D*(\d\S*)", ("mpiexec",)),
 }
+# Who starts the ranks of an allocation where the MPI has no launcher.
+SCHEDULERS = {"slurm": "srun", "flux": "flux", "lsf": "jsrun", "pbs": "pals"}
 
 
 @dataclass(frozen=True)
@@ -99,29 +112,40 @@ def find(
             nothing is known, so this launcher's own Python decides, if it has mpi4py.
         wanted: A key of `FAMILIES` to insist on, None for whichever fits.
         environ: The environment of the job.
+        granted: The allocation we are in; its scheduler starts what no mpirun does.
 
     Raises:
         LaunchError: No MPI is found, or library and launcher are not of one family.
     """
-    if command.is_python:
-        library = probe([command.program, *command.options], environ)
-    elif wanted:
-        return find_launcher(wanted, Path(sys.executable), environ, "--mpi asks for it")
-    else:
-        try:
-            library = probe([sys.executable], environ)
-        except LaunchError:
-            return find_launcher(None, Path(sys.executable), environ, "no mpi4py says which")
-    described = f"{command.program} loads {library.version} ({library.path})"
-    if library.family is None:
-        known = ", ".join(family.title for family in FAMILIES.values())
-        raise LaunchError(f"the MPI must be one of {known}, but {described}; use its own mpirun")
+    if wanted and FAMILIES[wanted].library is None:
+        return find_launcher(wanted, Path(command.python), environ, "--mpi asks for it")
+    try:
+        library = probe([command.python, *command.options], environ)
+    except LaunchError:
+        if command.is_python:
+            raise
+        reason = "--mpi asks for it" if wanted else "no mpi4py says which"
+        return find_launcher(wanted, Path(sys.executable), environ, reason)
+    described = f"{command.python} loads {library.version} ({library.path})"
+    scheduler = SCHEDULERS[granted.scheduler] if granted else None
+    has_launcher = library.family is not None and FAMILIES[library.family].launcher is not None
+    if not has_launcher and scheduler is None:
+        known = ", ".join(family.title for family in FAMILIES.values() if family.library)
+        raise LaunchError(
+            f"the MPI must be one of {known}, but {described}; run it within an "
+            "allocation, or give --mpi of the launcher it belongs to"
+        )
     if wanted not in (None, library.family):
         raise LaunchError(
             f"--mpi must be the MPI which the ranks load, got {wanted!r}, but {described}; "
             f"say --mpi {library.family} or nothing, or install an mpi4py for {wanted}"
         )
-    return find_launcher(library.family, Path(library.path), environ, described)
+    try:
+        return find_launcher(library.family, Path(library.path), environ, described)
+    except LaunchError:
+        if scheduler is None:
+            raise
+        return find_launcher(scheduler, Path(sys.executable), environ, described)
 
 
 def ask(words: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -147,7 +171,7 @@ def probe(python: Sequence[str], environ: Mapping[str, str]) -> Library:
         raise LaunchError(no_mpi4py(python[0], answer.stderr))
     text, path = json.loads(answer.stdout.splitlines()[-1])
     for key, family in FAMILIES.items():
-        found = re.search(family.library, text)
+        found = re.search(family.library, text) if family.library else None
         if found:
             return Library(key, f"{family.title} {found.group(1)}", path)
     return Library(None, text.splitlines()[0], path)
@@ -172,8 +196,8 @@ def find_launcher(
     others = []
     for path in candidates(family, beside, environ):
         mpi = identify(path, environ)
-        if mpi is not None and family in (None, mpi.family):
-            return mpi
+        if mpi is not None and is_of(mpi, family):
+            return replace(mpi, family=family or mpi.family)
         others.append(f"{path} ({mpi.family} {mpi.version})" if mpi else path)
     kind = FAMILIES[family].title if family else "MPI"
     got = "only " + ", ".join(others) if others else "none"
@@ -183,9 +207,16 @@ def find_launcher(
     )
 
 
+def is_of(mpi: Mpi, family: str | None) -> bool:
+    """Whether a launcher is one of a family's; MVAPICH's is MPICH's."""
+    if family is None:
+        return FAMILIES[mpi.family].library is not None
+    return FAMILIES[mpi.family].launcher == FAMILIES[family].launcher
+
+
 def candidates(family: str | None, beside: Path, environ: Mapping[str, str]) -> Iterator[str]:
     """Paths where a launcher may lie: `bin` of each directory above a file, then PATH."""
-    families = [FAMILIES[family]] if family else FAMILIES.values()
+    families = [FAMILIES[family]] if family else list(FAMILIES.values())
     programs = list(dict.fromkeys(name for each in families for name in each.programs))
     above = [str(parent / "bin") for parent in beside.parents][:5]
     seen = set()
@@ -204,7 +235,7 @@ def identify(path: str, environ: Mapping[str, str]) -> Mpi | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     for key, family in FAMILIES.items():
-        found = re.search(family.launcher, answer.stdout)
-        if found:
+        found = re.search(family.launcher, answer.stdout) if family.launcher else None
+        if found and key != "mvapich":  # whose launcher says that it is MPICH's
             return Mpi(key, found.group(1), path)
     return None

@@ -42,6 +42,7 @@ def option(
     metavar: str = "",
     variable: str = "",
     repeats: bool = False,
+    is_input: bool = False,
 ) -> Any:
     """A field of `Options`.
 
@@ -49,6 +50,7 @@ def option(
         flags: Short forms beside `--the-name`; ("",) for an option that only files can give.
         variable: The library's variable it becomes; others are `MPICOMP_LAUNCH_<NAME>`.
         repeats: Whether values of several occurrences are joined.
+        is_input: Whether it names a file to read; a config file names it as seen from itself.
     """
     metadata = {
         "kind": kind,
@@ -58,6 +60,7 @@ def option(
         "metavar": metavar,
         "variable": variable,
         "repeats": repeats,
+        "is_input": is_input,
     }
     return field(default=default, metadata=metadata)
 
@@ -76,7 +79,9 @@ class Options:
         flags=("-H",),
         metavar="LIST",
     )
-    hostfile: str | None = option(TEXT, JOB, "file of hosts, one a line", metavar="FILE")
+    hostfile: str | None = option(
+        TEXT, JOB, "file of hosts, one a line", metavar="FILE", is_input=True
+    )
     host: tuple[HostSection, ...] = option(
         SECTIONS, JOB, "sections of a config file, one a host", default=(), flags=("",)
     )
@@ -217,7 +222,9 @@ class Options:
         metavar="PROGRAM",
     )
     ssh_port: int | None = option(WHOLE, NETWORK, "port of the ssh servers", metavar="PORT")
-    ssh_identity: str | None = option(TEXT, NETWORK, "file of the ssh key", metavar="FILE")
+    ssh_identity: str | None = option(
+        TEXT, NETWORK, "file of the ssh key", metavar="FILE", is_input=True
+    )
     ssh_args: tuple[str, ...] = option(
         WORDS, NETWORK, "more options for ssh", default=(), metavar="WORDS", repeats=True
     )
@@ -233,4 +240,4 @@ def variable_of(name: str) -> str:
 
 def flag_of(name: str) -> str:
     """The long form on the command line."""
-    return "--" + name.replace("_", "-")
+    return "-np" if name == "np" else "--" + name.replace("_", "-")

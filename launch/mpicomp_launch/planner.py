@@ -13,7 +13,7 @@ from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.hosts import Host, Placement
 from mpicomp_launch.options import Options
 from mpicomp_launch.plan import Plan
-from mpicomp_launch.resolve import Resolved
+from mpicomp_launch.resolve import COMMAND_LINE, Resolved
 
 
 def make_plan(
@@ -31,6 +31,9 @@ def make_plan(
     granted = allocation.detect(environ)
     placement = where(resolved, granted, warnings)
     mpi = mpis.find(user_command, options.mpi, environ, granted)
+    if mpi.family == "openmpi" and mpi.version.startswith("4."):
+        # It gives the first ranks to the host it is started on, whatever the list says.
+        placement = tuple(sorted(placement, key=lambda each: not network.is_here(each.host)))
     np = count_ranks(options, placement, granted, warnings)
     cwd = os.path.abspath(options.cwd or os.getcwd())
     kept = without_own(environ)
@@ -86,7 +89,7 @@ def where(
             resolved.origins.get("hosts") or resolved.origins.get("hostfile") or "host sections"
         )
         text = f"hosts of {origin} are not used: {granted.origin} says which there are"
-        if origin == "command line":
+        if origin == COMMAND_LINE:
             raise LaunchError(f"{text}; leave out --hosts, or unset that variable")
         warnings.append(text)
         return ()
@@ -103,7 +106,7 @@ def named_hosts(options: Options) -> tuple[Host, ...]:
     elif options.hostfile is not None:
         named = hosts.read_hostfile(options.hostfile)
     else:
-        named = tuple(
+        named = hosts.merge(
             Host(name, section.slots, section.max_slots)
             for section in options.host
             if section.slots is not None
@@ -114,7 +117,7 @@ def named_hosts(options: Options) -> tuple[Host, ...]:
 
 def granted_places(granted: Allocation | None, np: int) -> tuple[Placement, ...]:
     """Where the ranks of an allocation will be, if they go by its slots."""
-    if granted is None or sum(host.slots for host in granted.hosts) < np:
+    if granted is None or sum(host.limit for host in granted.hosts) < np:
         return ()
     return hosts.place(granted.hosts, np)
 
@@ -130,8 +133,9 @@ def count_ranks(
         return sum(each.ranks for each in placement)
     slots = sum(host.slots for host in granted.hosts) if granted else 0
     if options.np is not None:
-        if granted is not None and options.np > slots > 0:
-            warnings.append(f"{options.np} ranks on {slots} slots, which {granted.origin} says")
+        room = sum(host.limit for host in granted.hosts) if granted else 0
+        if granted is not None and options.np > room:
+            warnings.append(f"{options.np} ranks on {room} slots, which {granted.origin} says")
         return options.np
     named = named_hosts(options)  # all of them this one
     if not slots and not named:
@@ -152,13 +156,11 @@ def make_agent(options: Options) -> Agent:
 
 
 def network_between(placement: Sequence[Placement]) -> str | None:
-    """The network on the way to the first of the other hosts, None where that is not known.
+    """The network that this host and all others are in, None if there is none.
 
     A network, not an interface's name, because names may differ from host to host.
     """
-    others = [each.host for each in placement if not network.is_here(each.host)]
-    found = network.interface_towards(others[0]) if others else None
-    return found.network if found else None
+    return network.shared_network(each.host for each in placement if not network.is_here(each.host))
 
 
 def uses_tcp(options: Options) -> bool:

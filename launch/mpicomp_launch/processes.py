@@ -7,14 +7,16 @@ import ctypes
 import os
 import signal
 import sys
-from pathlib import Path
+import time
+from typing import NamedTuple
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+KILL_SECONDS = 2.0  # for the kernel to end what was killed
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
-    """Makes this process get a signal when its parent ends, however that happens."""
+    """Sends this process a signal when its parent ends, however that happens."""
     _prctl(PR_SET_PDEATHSIG, signum)
 
 
@@ -28,28 +30,56 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value)
 
 
+class Process(NamedTuple):
+    """One process below this one, dead ones included until their parent has heard of it."""
+
+    pid: int
+    group: int
+    session: int
+    is_alive: bool
+
+
 def descendants() -> list[int]:
     """Living processes below this one, from /proc; none where that does not exist."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
-        except OSError:  # ended meanwhile
-            continue
-        if state != "Z":
-            children.setdefault(int(parent), []).append(int(stat.parent.name))
-    found = list(children.get(os.getpid(), []))
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+    return [process.pid for process in _family() if process.is_alive]
 
 
 def kill_descendants() -> None:
-    """SIGKILL for every process below this one, those included which are started meanwhile."""
-    for _ in range(10):
-        found = descendants()
-        if not found:
-            return
-        for pid in found:
+    """SIGKILL for every process below this one, until none is left.
+
+    By groups, too: a daemon whose every process forks the next and exits is faster than /proc can
+    be read, but stays in its group, and its dead, which fall to us, tell which that is. A group is
+    ours if its session is: that was made below us, or by us.
+    """
+    own_group, own_session = os.getpgrp(), os.getsid(0)
+    is_leader = own_session == os.getpid()
+    end = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < end:
+        family = _family()
+        living = [process.pid for process in family if process.is_alive]
+        groups = {each.group for each in family if is_leader or each.session != own_session}
+        for target in [-group for group in groups - {own_group}] + living:
             with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
-                os.kill(pid, signal.SIGKILL)
+                os.kill(target, signal.SIGKILL)
+        if not living:
+            return
+        time.sleep(0.001)
+
+
+def _family() -> list[Process]:
+    children: dict[int, list[Process]] = {}
+    names = os.listdir("/proc") if os.path.isdir("/proc") else []
+    for name in filter(str.isdecimal, names):
+        try:
+            with open(f"/proc/{name}/stat", errors="replace") as file:
+                text = file.read()
+        except OSError:  # ended meanwhile
+            continue
+        state, parent, group, session = text.rpartition(")")[2].split()[:4]
+        if int(group) > 1:
+            process = Process(int(name), int(group), int(session), state not in "ZX")
+            children.setdefault(int(parent), []).append(process)
+    found = list(children.get(os.getpid(), []))
+    for process in found:
+        found += children.get(process.pid, [])
+    return found

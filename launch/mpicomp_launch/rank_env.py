@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, MutableMapping
-from pathlib import Path
 
 RANK = (
     "OMPI_COMM_WORLD_RANK",
@@ -36,8 +35,8 @@ LOCAL_SIZE = (
     "MV2_COMM_WORLD_LOCAL_SIZE",
     "JSM_NAMESPACE_LOCAL_SIZE",
 )
-# From the launcher, for the worker alone.
-OWN = ("MPICOMP_THREADS", "MPICOMP_GPU_BIND", "MPICOMP_RANK_ENV", "MPICOMP_CHDIR", "MPICOMP_GRACE")
+# From the launcher, for the worker alone; `rank.run` takes `MPICOMP_CHDIR`.
+OWN = ("MPICOMP_THREADS", "MPICOMP_GPU_BIND", "MPICOMP_RANK_ENV", "MPICOMP_GRACE")
 
 
 def number(names: tuple[str, ...], environ: Mapping[str, str]) -> int | None:
@@ -69,8 +68,9 @@ def prepare(environ: MutableMapping[str, str], num_cores: int, num_gpus: int) ->
         ranks_here = local_size(environ)
         if ranks_here:
             environ["OMP_NUM_THREADS"] = str(max(1, num_cores // ranks_here))
-    if own["MPICOMP_GPU_BIND"] == "local":
-        bind_gpu(environ, number(LOCAL_RANK, environ) or 0, num_gpus)
+    local_rank = number(LOCAL_RANK, environ)
+    if own["MPICOMP_GPU_BIND"] == "local" and local_rank is not None:
+        bind_gpu(environ, local_rank, num_gpus)
 
 
 def bind_gpu(environ: MutableMapping[str, str], local_rank: int, num_gpus: int) -> None:
@@ -93,4 +93,5 @@ def count_cores() -> int:
 
 def count_gpus() -> int:
     """GPUs of this host, as NVIDIA's driver lists them."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    directory = "/proc/driver/nvidia/gpus"
+    return len(os.listdir(directory)) if os.path.isdir(directory) else 0

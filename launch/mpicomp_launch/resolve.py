@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mpicomp_launch.errors import LaunchError
-from mpicomp_launch.options import FIELDS, Options, variable_of
+from mpicomp_launch.options import FIELDS, Options, flag_of, variable_of
 
 PREFIX = "MPICOMP_"
+COMMAND_LINE = "command line"
 CONFIG_VARIABLE = "MPICOMP_LAUNCH_CONFIG"
 
 
@@ -60,7 +61,8 @@ def convert(name: str, value: Any, origin: str) -> Value:
     try:
         return Value(kind.parse(value), origin)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        raise LaunchError(f"{origin}: {name} must be {kind.contract}, got {value!r}") from None
+        named = flag_of(name) if origin == COMMAND_LINE else f"{origin}: {name}"
+        raise LaunchError(f"{named} must be {kind.contract}, got {reprlib.repr(value)}") from None
 
 
 def from_environment(environ: Mapping[str, str], others: Iterable[str]) -> dict[str, Value]:
@@ -88,5 +90,7 @@ def from_environment(environ: Mapping[str, str], others: Iterable[str]) -> dict[
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean ...?`, if something is near."""
+    import difflib  # for mistakes only
+
     found = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {found[0]}?" if found else ""

@@ -2,11 +2,11 @@
 
     mpirun's helper ── shim ── guard ── rank ── whatever it starts
 
-The *shim* is the child the MPI waits for, signals and kills; it only passes signals on. The
-*guard* lives in a session of its own, so that no kill meant for the shim's group takes it away; it
-carries the rank's output to the launcher, says how the rank ended, and then kills every process
-that the rank has left, also when the shim or the launcher has been killed. All by `fork`: one
-interpreter starts.
+The *shim* is the child the MPI waits for, signals and kills; it only passes signals on, and kills
+what is left should the guard be killed. The *guard* lives in a session of its own, so that no kill
+meant for the shim's group takes it away; it carries the rank's output to the launcher, says how the
+rank ended, and then kills every process that the rank has left, also when the shim or the launcher
+has been killed. All by `fork`: one interpreter starts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from types import FrameType
 from typing import NoReturn
 
 from mpicomp_launch import rank_env
+from mpicomp_launch.frames import LISTENED_TO
 from mpicomp_launch.guard import STOPS, Guard
-from mpicomp_launch.processes import adopt_orphans, die_with_parent
+from mpicomp_launch.processes import adopt_orphans, die_with_parent, kill_descendants
 
 DEFAULT_GRACE_SECONDS = 5.0
 
-Run = Callable[[int, int], NoReturn]
+Run = Callable[[int | None, int | None], NoReturn]
 
 
 def supervise(run: Run) -> NoReturn:
@@ -33,12 +34,17 @@ def supervise(run: Run) -> NoReturn:
     grace_seconds = float(os.environ.get("MPICOMP_GRACE") or DEFAULT_GRACE_SECONDS)
     rank_env.prepare(os.environ, rank_env.count_cores(), rank_env.count_gpus())
     die_with_parent()
+    if not os.environ.pop(LISTENED_TO, ""):
+        run(None, None)
+    adopt_orphans()
     shim = os.getpid()
     guard = os.fork()
     if guard == 0:
         be_guard(run, shim, grace_seconds)
     pass_signals_on(guard)
     _, status = os.waitpid(guard, 0)
+    if os.WIFSIGNALED(status):
+        kill_descendants()
     os._exit(exit_status(status))
 
 
@@ -50,7 +56,8 @@ def pass_signals_on(pid: int) -> None:
             os.kill(pid, signum)
 
     for signum in (*STOPS, signal.SIGUSR1):
-        signal.signal(signum, pass_on)
+        if signal.getsignal(signum) != signal.SIG_IGN:  # as under nohup
+            signal.signal(signum, pass_on)
 
 
 def be_guard(run: Run, shim: int, grace_seconds: float) -> NoReturn:
@@ -65,6 +72,7 @@ def be_guard(run: Run, shim: int, grace_seconds: float) -> NoReturn:
         die_with_parent()
         if os.getppid() != guard:  # it ended before that was said
             os._exit(1)
+        os.setpgid(0, 0)  # what the program does to its group must not meet the guard
         be_rank(out, err, (out[0], err[0], report[0], acknowledge[1]))
         os.environ["MPICOMP_REPORT_FD"] = f"{report[1]}:{os.getpid()}"
         run(report[1], acknowledge[0])

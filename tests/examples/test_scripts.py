@@ -25,7 +25,7 @@ def output(ranks: int, script: str, *options: str) -> list[str]:
     """The lines that a script prints, run from a directory that is not the project's."""
     command = [sys.executable, str(ROOT / script), *options]
     if ranks > 1:
-        command = [sys.executable, "-m", "mpicomp_launch", "-np", str(ranks), *command]
+        command = [sys.executable, "-m", "mpicomp_launch", "-np", str(ranks), "--tag", "none", *command]
     path = [str(ROOT / "launch"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(

@@ -1,5 +1,6 @@
 """Fixtures: the launcher as a subprocess, and the MPI of the Python which runs the tests."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import mpicomp_launch
-from mpicomp_launch import command, mpis
+from mpicomp_launch import command, frames, mpis, worker
 
 LAUNCHERS = {name for family in mpis.FAMILIES.values() for name in family.programs}
 
@@ -49,6 +50,56 @@ def script(tmp_path):
     return write
 
 
+class Rank:
+    """What one rank has said: `out` and `err`, records by kind, and lines that are no frames."""
+
+    def __init__(self, stderr, returncode):
+        decoder = frames.Decoder()
+        items = [*decoder.feed(stderr), *decoder.flush()]
+        found = [item for item in items if isinstance(item, frames.Frame)]
+        self.returncode = returncode
+        self.plain = [item for item in items if isinstance(item, bytes)]
+        self.out, self.err = (
+            b"".join(
+                frame.payload + (b"\n" if frame.kind == stream else b"")
+                for frame in found
+                if frame.kind.lower() == stream
+            )
+            for stream in "oe"
+        )
+        self.order = "".join(frame.kind for frame in found)
+        self.failures = self._records(found, "f")
+        self.ends = self._records(found, "x")
+
+    @staticmethod
+    def _records(found, kind):
+        text = b"".join(
+            frame.payload + (b"\n" if frame.kind == kind else b"")
+            for frame in found
+            if frame.kind.lower() == kind
+        )
+        return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def rank(environ):
+    """Runs the worker as one rank, without MPI; keyword arguments are variables."""
+
+    def run(*words, options=(), cwd=None, stdout=subprocess.DEVNULL, **variables):
+        done = subprocess.run(
+            [sys.executable, *options, worker.__file__, *words],
+            env={**environ, frames.LISTENED_TO: "1", **variables},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+        return Rank(done.stderr, done.returncode)
+
+    return run
+
+
 @pytest.fixture
 def launch(environ):
     """Runs `mpicomp-launch WORDS...`; keyword arguments are variables."""
@@ -72,6 +123,6 @@ def launch_python(launch, mpi):
     """Runs a Python program on two ranks."""
 
     def run(*words, **settings):
-        return launch("-np", "2", sys.executable, *words, **settings)
+        return launch("-np", "2", "--tag", "none", sys.executable, *words, **settings)
 
     return run

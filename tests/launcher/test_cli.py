@@ -15,14 +15,17 @@ import pytest
         ("-np 1.5 env", "got '1.5'"),
         ("-np 9999999 env", "got '9999999'"),
         ("-np", "expected one argument"),
-        ("env", "-np must be given"),
+        ("env", "-np or --hosts must be given"),
         ("-np 2", "COMMAND must be given"),
         ("-np 2 --", "COMMAND must be given"),
         ("-np 2 no-such-program --x", "COMMAND must be a program on PATH"),
         ("-np 2 python no-such-script.py", "must be a file, got 'no-such-script.py'"),
         ("-np 2 --no-such-option env", "unrecognized arguments: --no-such-option"),
         ("-np 2 --compress x env", "unrecognized arguments: --compress"),
-        ("-np 2 --mpi lam env", "invalid choice: 'lam'"),
+        (
+            "-np 2 --mpi lam env",
+            "--mpi must be mpich, openmpi, intel, mvapich, srun, flux, jsrun or pals, got 'lam'",
+        ),
     ],
 )
 def test_mistakes(launch, words, text):
@@ -53,7 +56,6 @@ def test_dry_run_prints_the_exact_command(launch, mpi, script):
     path = script("import sys; sys.stdout.write(repr(sys.argv[1:]) + '\\n')")
     done = launch("-np", "2", "--dry-run", "--", sys.executable, path, "it's", "")
     assert mpi.launcher in done.stdout
-    assert done.stdout.count("\n") == 1
     assert "mpicomp_launch/worker.py" in done.stdout
     ran = subprocess.run(["sh", "-c", done.stdout], capture_output=True, text=True, timeout=30)
     assert ran.stdout.splitlines() == [repr(["it's", ""])] * 2

@@ -66,7 +66,7 @@ def test_launchers_say_who_they_are(fake, name, family, version):
 
 
 def test_other_programs_are_not_launchers(fake, tmp_path):
-    assert mpis.identify(fake("mpiexec", VERSIONS["slurm"]), {}) is None
+    assert mpis.identify(fake("mpiexec", "a program of another kind"), {}) is None
     assert mpis.identify(str(tmp_path / "absent"), {}) is None
 
 
@@ -102,7 +102,7 @@ def test_wanted_must_be_what_the_ranks_load(find, fake):
 
 
 def test_unknown_library(find):
-    with pytest.raises(LaunchError, match=r"must be one of MPICH, Open MPI, Intel MPI, .* CRAY"):
+    with pytest.raises(LaunchError, match=r"must be one of .*MPICH, Open MPI, Intel MPI, .*Cray"):
         find("cray")
 
 

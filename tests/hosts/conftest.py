@@ -1,0 +1,66 @@
+"""Hosts of one's own: network namespaces on this machine, where they can be had."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import _hosts
+from mpicomp_launch import command, mpis
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def new_lab():
+    """Makes a lab, or the test is skipped with the reason why none can be had."""
+    reason = _hosts.missing("iptables")
+    if reason:
+        pytest.skip(reason)
+    return _hosts.Lab
+
+
+@pytest.fixture(scope="module")
+def lab(new_lab):
+    """Three hosts for a whole file. A test that changes one changes it back."""
+    with new_lab(3) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def ssh(lab):
+    """The options by which ssh reaches the hosts, besides port and key."""
+    if not Path("/usr/sbin/sshd").exists():
+        pytest.skip("no ssh server is installed")
+    return lab.start_sshd()
+
+
+@pytest.fixture(scope="session")
+def environ():
+    """The environment, with the source importable and none of our settings in it."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MPICOMP_", "OMP_"))}
+    paths = [str(ROOT), str(ROOT / "launch"), *filter(None, [kept.get("PYTHONPATH")])]
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.fixture(scope="session")
+def mpi(environ):
+    """The MPI of the Python that runs the tests."""
+    pytest.importorskip("mpi4py")
+    return mpis.find(command.parse([sys.executable, "-c", "0"], environ), None, environ)
+
+
+@pytest.fixture(scope="session")
+def other_python():
+    """A Python of another version than the one that runs the tests, on PATH or beside ours."""
+    directories = [*os.get_exec_path(), *Path(sys.base_prefix).parent.glob("*/bin")]
+    for minor in set(range(8, 20)) - {sys.version_info.minor}:
+        for directory in directories:
+            path = os.path.join(directory, f"python3.{minor}")
+            if os.access(path, os.X_OK) and not subprocess.call(
+                [path, "-c", ""], stderr=subprocess.DEVNULL
+            ):
+                return path
+    pytest.skip("only one version of Python is installed")
