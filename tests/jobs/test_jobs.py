@@ -56,7 +56,7 @@ def test_an_exception_in_one_rank_ends_the_job(
     if starter == "launch":
         assert run.returncode == 1
     assert "KeyError: 'the reason'" in run.stderr
-    assert re.search(r"\[rank 1 on \S+\]", run.stderr)
+    assert re.search(r"rank 1 on \S+", run.stderr)
 
 
 def test_an_exception_in_backward_of_one_rank_ends_the_job(
