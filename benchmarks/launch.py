@@ -24,7 +24,7 @@ PROGRAM = "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"
 
 
 def bare_command(ranks: int) -> tuple[list[str], dict[str, str]]:
-    """mpirun with the options that its dialect has for one host, and the program itself."""
+    """The MPI's own launcher with the options for one host, and the program itself."""
     environ = environment.without_own(os.environ)
     user = command.parse([sys.executable, "-c", PROGRAM], environ)
     plan = Plan(

@@ -18,8 +18,8 @@ USAGE = """%(prog)s [-np N] [--hosts LIST] [options] COMMAND [ARGS...]
        %(prog)s --check [options] [COMMAND ...]"""
 DESCRIPTION = """Runs COMMAND on N ranks, on this host, on hosts reached by ssh, or within
 the allocation of a scheduler, under the MPI which the command's Python loads.
-What follows COMMAND belongs to it and is passed on as it is. When one rank fails,
-the job ends, and the reason is shown last."""
+What follows COMMAND belongs to it and is passed on as it is. When one rank
+fails, the job ends, and the reason is shown last."""
 EPILOG = """environment:
   MPICOMP_LAUNCH_<OPTION>   the same as --<option>, as in MPICOMP_LAUNCH_HOSTS=a:4,b:4
   MPICOMP_COMPRESSION ...   the same as --compression and the other options of training
@@ -27,17 +27,18 @@ EPILOG = """environment:
   The command line wins over the environment, the environment over files.
 
 files:
-  --config takes TOML (.toml) and YAML (.yaml, .yml) with the names of the options as
-  keys, `include`, and a section for each host that needs one; --write-config makes one.
-  --hostfile has a host a line: `a`, `a:4`, `a 4`, `a slots=4 max-slots=8`, `node[01-16]:4`.
+  --config takes TOML (.toml) and YAML (.yaml, .yml) with the names of the
+  options as keys, `include`, and a section for each host that needs one;
+  --write-config makes one. --hostfile has a host a line: `a`, `a:4`, `a 4`,
+  `a slots=4 max-slots=8`, `node[01-16]:4`; `#` begins a comment.
 
 exit status:
-  that of the first rank that failed; 128 + n after signal n; 2 for a mistake before the
-  start; 124 after --timeout; 125 if ranks did not come up within --start-timeout.
+  that of the first rank that failed; 128 + n after signal n; 2 for a mistake
+  before the start; 124 after --timeout; 125 if ranks did not come up.
 
 examples:
   mpicomp-launch -np 4 python train.py
-  mpicomp-launch --hosts a:4,b:4 --compression powersgd:rank=4 python train.py --epochs 3
+  mpicomp-launch --hosts a:4,b:4 --compression powersgd python train.py --lr 1
   mpicomp-launch --config cluster.yaml --dry-run python train.py
   mpicomp-launch --check --hosts a,b"""
 
