@@ -3,6 +3,8 @@
 A host is a process that holds a network, a mount, a UTS and an IPC namespace; what runs "on" it
 enters them. Nothing touches the machine's own interfaces or files, and whatever way the process
 that made a `Lab` ends, a sweeper takes everything away again. Needs root.
+
+`python benchmarks/_hosts.py 2 WORDS...` runs a command on the first of two hosts.
 """
 
 from __future__ import annotations
@@ -273,6 +275,23 @@ def sweep(holders: Sequence[int], folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def main() -> None:
+    """`python _hosts.py N WORDS...`: a command on the first of N hosts.
+
+    Of the words, `@1` to `@N` become the names of the hosts, and `@AGENT` the way to reach them.
+    """
+    if sys.argv[1] == "--sweep":
+        # The sweeper of a lab: its input ends when the lab is closed, or its process dies.
+        sweep([int(line) for line in sys.stdin], sys.argv[2])
+        return
+    with Lab(int(sys.argv[1])) as lab:
+        names = {"@AGENT": str(lab.agent)} | {f"@{i}": name for i, name in enumerate(lab.names, 1)}
+        words = sys.argv[2:]
+        for short, name in names.items():
+            words = [word.replace(short, name) for word in words]
+        status = subprocess.run(lab.command(lab.names[0], words)).returncode
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    # The sweeper of a lab: its input ends when the lab is closed, or its process dies.
-    sweep([int(line) for line in sys.stdin], sys.argv[2])
+    main()

@@ -21,7 +21,7 @@ the allocation of a scheduler, under the MPI which the command's Python loads.
 What follows COMMAND belongs to it and is passed on as it is. When one rank
 fails, the job ends, and the reason is shown last."""
 EPILOG = """environment:
-  MPICOMP_LAUNCH_<OPTION>   the same as --<option>, as in MPICOMP_LAUNCH_HOSTS=a:4,b:4
+  MPICOMP_LAUNCH_<OPTION>   the same as --<option>, as in MPICOMP_LAUNCH_NP=4
   MPICOMP_COMPRESSION ...   the same as --compression, and so on for training
   MPICOMP_LAUNCH_CONFIG     the same as --config
   The command line wins over the environment, the environment over files.

@@ -78,7 +78,9 @@ def rank_exports(
         value = getattr(options, name)
         if field.metadata["variable"] and value is not None:
             exports[field.metadata["variable"]] = as_text(value)
-    return exports | resolve_values(options.env, environ, "--env")
+    given = dict(options.env)
+    resolve_values(tuple(given.items()), environ, "--env")
+    return exports | {name: text for name, text in given.items() if text is not None}
 
 
 def as_text(value: object) -> str:
