@@ -80,7 +80,8 @@ def parse(argv: Sequence[str]) -> Request:
     Raises:
         LaunchError: An option is unknown, or its value will not do.
     """
-    options = vars(make_parser().parse_args(argv))
+    parser = make_parser()
+    options = vars(parser.parse_args(join_values(parser, argv)))
     words = options.pop("command")
     given = {}
     for name in FIELDS:
@@ -91,6 +92,21 @@ def parse(argv: Sequence[str]) -> Request:
         elif value is not None:
             given[name] = convert(name, value, COMMAND_LINE)
     return Request(given, tuple(words[words[:1] == ["--"] :]), **options)
+
+
+def join_values(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
+    """Writes `--mpi-args -q` as `--mpi-args=-q`: argparse would take the value for an option."""
+    takes_value = {
+        flag for action in parser._actions if action.nargs is None for flag in action.option_strings
+    }
+    words = list(argv)
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        if words[at] in takes_value and at + 1 < len(words):
+            value = words.pop(at + 1)
+            words[at] += f"={value}"
+        at += 1
+    return words
 
 
 def make_parser() -> argparse.ArgumentParser:

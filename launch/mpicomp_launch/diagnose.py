@@ -49,6 +49,12 @@ def missing_ranks(plan: Plan, missing: Sequence[int], ports: Sequence[int]) -> l
     return lines
 
 
+def shorten(hosts: Sequence[str], most: int = 3) -> str:
+    """The first few of many hosts."""
+    more = len(hosts) - most
+    return ", ".join(hosts[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def count(ranks: Sequence[int]) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{len(ranks)} rank" + "s" * (len(ranks) != 1)

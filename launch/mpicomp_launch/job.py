@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from mpicomp_launch.diagnose import listening_ports, missing_ranks
+from mpicomp_launch.diagnose import hosts_of, listening_ports, missing_ranks, shorten
 from mpicomp_launch.dialects import Command, Dialect
 from mpicomp_launch.frames import LISTENED_TO, Decoder, Frame
 from mpicomp_launch.output import Printer
@@ -110,6 +110,7 @@ class Job:
             os.set_blocking(stream.fileno(), False)
             self._selector.register(stream, selectors.EVENT_READ, Decoder())
         self._install_signals()
+        self._show_progress(self.missing())
         self._alarm("start", limits.start)
         self._alarm("timeout", limits.whole)
 
@@ -198,9 +199,17 @@ class Job:
             self._take_failure(Failure(rank, started.host, NOT_STARTED, "", text))
         if not missing:
             self._alarms.pop("start", None)
-        num_up = self._plan.np - len(missing)
-        waiting = f"mpicomp-launch: {num_up} of {self._plan.np} ranks are up" if missing else ""
-        self._printer.pass_by(waiting.encode())
+        self._show_progress(missing)
+
+    def _show_progress(self, missing: list[int]) -> None:
+        """One passing line while ranks come up."""
+        text = ""
+        if missing:
+            np = self._plan.np
+            hosts = hosts_of(self._plan, missing)
+            waiting = f", waiting for {shorten(hosts)}" if hosts else ""
+            text = f"mpicomp-launch: {np - len(missing)} of {np} ranks are up{waiting}"
+        self._printer.pass_by(text.encode())
 
     def _take_failure(self, failure: Failure) -> None:
         """Notes it; a rank that says what happened and then ends has failed once."""

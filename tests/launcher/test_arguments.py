@@ -21,7 +21,7 @@ def given(*words):
 def test_values():
     request = arguments.parse(
         ["-np", "3", "-H", "a:2,b", "--no-stats", "--fusion-mb=2", "--env", "A=1=2", "--env", "B",
-         "--mpi-args", "--mca 'x y' z", "--mpi-args=-q", "python", "--np", "4"]
+         "--mpi-args", "--mca 'x y' z", "--mpi-args", "-q", "python", "--mpi-args", "-q"]
     )  # fmt: skip
     assert {name: value.value for name, value in request.given.items()} == {
         "np": 3,
@@ -31,7 +31,7 @@ def test_values():
         "env": (("A", "1=2"), ("B", None)),
         "mpi_args": ("--mca", "x y", "z", "-q"),
     }
-    assert request.words == ("python", "--np", "4")
+    assert request.words == ("python", "--mpi-args", "-q")
     assert not request.check
     assert {value.origin for value in request.given.values()} == {"command line"}
 
