@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -74,6 +75,7 @@ class Job:
     Attributes:
         started: The ranks that have come up.
         failures: Those that have failed, the first one first.
+        ended: Those that have said that they end.
         stopped_by: The signal that ended us, 0 if none did.
         is_late: Whether the time for the job, or for its start, has run out.
         diagnosis: What is wrong with the hosts whose ranks have not come up.
@@ -84,6 +86,7 @@ class Job:
     ) -> None:
         self.started: dict[int, Started] = {}
         self.failures: list[Failure] = []
+        self.ended: set[int] = set()
         self.stopped_by = 0
         self.is_late = False
         self.diagnosis: list[str] = []
@@ -161,10 +164,25 @@ class Job:
 
     def _take(self, items: Iterator[Frame | bytes]) -> None:
         for item in items:
-            if isinstance(item, Frame):
-                self._take_frame(item)
-            elif self._plan.verbose or not (self.failures or self.stopped_by or self.is_late):
-                self._printer.plain(item)  # the MPI's own obituaries would bury the reason
+            try:
+                self._take_item(item)
+            except OSError as error:
+                self._lose_output(error)
+
+    def _lose_output(self, error: OSError) -> None:
+        """A job whose output goes nowhere is stopped, as a program is that writes there itself."""
+        if not self.stopped_by:
+            self.stopped_by = signal.SIGPIPE
+            if error.errno != errno.EPIPE:
+                with contextlib.suppress(OSError):
+                    self._printer.say(f"output cannot be written: {error.strerror}, ending the job")
+            self._stop(signal.SIGTERM)
+
+    def _take_item(self, item: Frame | bytes) -> None:
+        if isinstance(item, Frame):
+            self._take_frame(item)
+        elif self._plan.verbose or not (self.failures or self.stopped_by or self.is_late):
+            self._printer.plain(item)  # the MPI's own obituaries would bury the reason
 
     def _take_frame(self, frame: Frame) -> None:
         rank, payload = frame.rank, frame.payload
@@ -184,7 +202,10 @@ class Job:
                 self._take_start(rank, Started(record["host"], record["pid"], record["python"]))
             elif kind == "f":
                 self._take_failure(Failure(rank, host, record["status"], record["text"]))
-            elif kind == "x" and not record["stopped"]:
+            elif kind == "x":
+                self.ended.add(rank)
+                if record["stopped"]:
+                    return
                 status = 128 + record["signal"] if record["signal"] else record["status"]
                 if status:
                     self._take_failure(Failure(rank, host, status, ""))
@@ -292,6 +313,10 @@ class Job:
             pass
         if self._status() == NOT_STARTED and not self.diagnosis:
             self._diagnose([])
+        if self._status() == 0:  # which Open MPI also says when it has lost a host
+            for rank in sorted(self.started.keys() - self.ended):
+                reason = "was lost, with its host or the way to it"
+                self._take_failure(Failure(rank, self.started[rank].host, 1, "", reason))
         if self._status():
             end = time.monotonic() + KILL_SECONDS
             while descendants() and time.monotonic() < end:

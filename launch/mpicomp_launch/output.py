@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
 from typing import BinaryIO
+
+from mpicomp_launch.errors import LaunchError
 
 COLOURS = (36, 33, 32, 35, 34, 31)  # cyan, yellow, green, magenta, blue, red
 CLEAR_LINE = b"\r\x1b[K"
@@ -13,6 +16,8 @@ CLEAR_LINE = b"\r\x1b[K"
 
 class Printer:
     """Writes lines of many ranks to two streams and to files.
+
+    Methods raise OSError, once for each stream, when nobody reads it or its disk is full.
 
     On a terminal the last line can be a passing one: the state of the start, or of a rank's
     progress bar. Whatever is printed takes its place.
@@ -34,6 +39,8 @@ class Printer:
         self._timestamps = timestamps
         self._directory = Path(directory) if directory else None
         self._files: dict[int, BinaryIO] = {}
+        if self._directory is not None:
+            make_writable(self._directory)
         self._pieces: dict[tuple[int, str], bytes] = {}
         self._passing = b""
         self._terminal = err if err.isatty() else None
@@ -106,15 +113,37 @@ class Printer:
             self._passing = b""
             self._terminal.write(CLEAR_LINE)
             self._terminal.flush()
-        self._streams[stream].write(data)
-        self._streams[stream].flush()
+        try:
+            self._streams[stream].write(data)
+            self._streams[stream].flush()
+        except OSError:
+            self._close_stream(stream)
+            raise
+
+    def _close_stream(self, stream: str) -> None:
+        """Drops what cannot be written, or Python would try again at its end."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._streams[stream].fileno())
+        os.close(null)
 
     def _write_file(self, rank: int, data: bytes) -> None:
         if self._directory is None:
             return
         if rank not in self._files:
-            self._directory.mkdir(parents=True, exist_ok=True)
             path = self._directory / f"rank-{rank:0{self._width}}.log"
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             self._files[rank] = os.fdopen(descriptor, "wb", buffering=0)
         self._files[rank].write(data)
+
+
+def make_writable(directory: Path) -> None:
+    """Finds out now, not after hours, that nothing can be written there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise LaunchError(
+            f"--output-dir must be a directory that can be written, got {str(directory)!r}: "
+            f"{error.strerror}"
+        ) from None

@@ -44,7 +44,7 @@ HOSTS = (Placement("a", 3), Placement("::1", 1))
 EVERYTHING = {
     "placement": HOSTS,
     "forward": ("PATH", "ODD"),
-    "agent": Agent(("/opt/my agent", "-v"), 2222, "/k/key", ("-o", "Compression=yes")),
+    "agent": Agent(("/opt/agent", "-v"), 2222, "/k/key", ("-o", "Compression=yes")),
     "interface": "eth1",
     "network": "10.0.0.0/24",
     "tcp": True,
@@ -54,14 +54,14 @@ EVERYTHING = {
 }
 AGENT_WORDS = "-v -p 2222 -i /k/key -o Compression=yes"
 REMOTE = {
-    "mpich": "-n 4 -hosts a:3,[::1]:1 -launcher ssh -launcher-exec '/opt/my agent' "
+    "mpich": "-n 4 -hosts a:3,[::1]:1 -launcher ssh -launcher-exec /opt/agent "
     "-bind-to socket -iface eth1 -v --last 'x y'",
-    "openmpi5": "-n 4 --host a:3,[::1]:1 --prtemca plm_ssh_agent '/opt/my agent' "
+    "openmpi5": "-n 4 --host a:3,[::1]:1 --prtemca plm_ssh_agent /opt/agent "
     f"--prtemca plm_ssh_args '{AGENT_WORDS}' -x PATH -x ODD --bind-to package --mca pml ob1 "
     "--mca btl self,sm,tcp --mca osc ^ucx --mca btl_tcp_links 4 --mca mpi_yield_when_idle 1 "
     "--mca btl_tcp_if_include eth1 --prtemca prte_if_include eth1 --display map,bind "
     "--prtemca plm_base_verbose 5 --last 'x y'",
-    "openmpi4": "-n 4 --host a:3,[::1]:1 --mca plm_rsh_agent '/opt/my agent' "
+    "openmpi4": "-n 4 --host a:3,[::1]:1 --mca plm_rsh_agent /opt/agent "
     f"--mca plm_rsh_args '{AGENT_WORDS}' -x PATH -x ODD --bind-to socket --mca pml ob1 "
     "--mca btl self,vader,tcp --mca osc ^ucx --mca btl_tcp_links 4 --mca mpi_yield_when_idle 1 "
     "--mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 --display-map --report-bindings "
@@ -111,7 +111,7 @@ def test_everything_on_several_hosts(name):
 
 def test_intel_gets_a_command_line_for_each_host():
     told = command("intel", **EVERYTHING)
-    options = "-bootstrap ssh -bootstrap-exec '/opt/my agent' -iface eth1 -v -genv I_MPI_DEBUG 5"
+    options = "-bootstrap ssh -bootstrap-exec /opt/agent -iface eth1 -v -genv I_MPI_DEBUG 5"
     expected = f"/v/bin/mpiexec.hydra {options} --last 'x y' -n 3 -host a {RANK} : -n 1 -host ::1"
     assert told.argv == tuple(shlex.split(f"{expected} {RANK}"))
 
@@ -193,6 +193,16 @@ def test_what_the_user_has_set_stays():
         ("srun", {"placement": HOSTS}, "--hosts cannot be said to srun; let the scheduler choose"),
         ("flux", {"bind": "numa"}, "--bind numa cannot be said to flux run; it knows none, core"),
         ("jsrun", {"bind": "socket"}, "cannot be said to jsrun"),
+        (
+            "mpich",
+            {"placement": HOSTS, "agent": Agent(("/opt/my agent",))},
+            "a blank or quote in '/opt/my agent' cannot be said to MPICH's mpiexec; use a script",
+        ),
+        (
+            "openmpi5",
+            {"placement": HOSTS, "agent": Agent(options=("-o", "ProxyCommand=a b"))},
+            "a blank or quote in 'ProxyCommand=a b' cannot be said to Open MPI 5",
+        ),
         (
             "mpich",
             {"placement": HOSTS, "interface": "10.0.0.0/24"},

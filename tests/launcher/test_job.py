@@ -214,3 +214,41 @@ def test_data_loader_workers(launch_python, script, method):
     )
     done = launch_python(program, method)
     assert done.stdout.splitlines() == ["2", "2"], done.stderr
+
+
+def test_a_terminal_sees_ranks_come_up(environ, mpi, script):
+    """A passing line, gone when all have come; nothing of it where output goes elsewhere."""
+    late = "import os, time\nif os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK'))"
+    path = script(f"{late} == '0': time.sleep(1)\n{HELLO}")
+    words = [sys.executable, "-m", "mpicomp_launch", "-np", "2", sys.executable, path]
+    ours, theirs = os.openpty()
+    done = subprocess.run(words, env=environ, stdout=subprocess.PIPE, stderr=theirs, timeout=60)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 0
+    assert "mpicomp-launch: 0 of 2 ranks are up" in shown
+    assert shown.endswith("\r\x1b[K")
+
+
+def test_output_that_nobody_reads_ends_the_job(environ, mpi, script):
+    path = script("while True: print('x' * 100)")
+    words = f"{sys.executable} -m mpicomp_launch -np 2 {sys.executable} {path} | head -n 2"
+    done = subprocess.run(
+        ["bash", "-c", f"{words}; exit ${{PIPESTATUS[0]}}"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert done.returncode == 141
+    assert len(done.stdout.splitlines()) == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_said_at_once(launch, mpi, tmp_path):
+    (tmp_path / "file").touch()
+    done = launch("-np", "2", "--output-dir", str(tmp_path / "file"), sys.executable, "-c", "0")
+    assert done.returncode == 2
+    assert "--output-dir must be a directory that can be written" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 from abc import ABC, abstractmethod
@@ -114,6 +115,20 @@ class Dialect(ABC):
     def carrier(self, signum: int) -> int:
         """The signal to send to the launcher so that ranks elsewhere get ``signum``."""
         return signal.SIGTERM if signum == signal.SIGHUP else signum
+
+    def agent_words(self, plan: Plan) -> str:
+        """Program and options by which hosts are reached, in one text that MPIs split at blanks.
+
+        Raises:
+            LaunchError: One of the words has a blank or a quote: no MPI can carry those.
+        """
+        words = [*plan.agent.program, *plan.agent.flags()]
+        for word in words:
+            if re.search(r"[\s'\"\\]", word) or not word:
+                raise self.cannot(
+                    f"a blank or quote in {word!r}", "use a script without one as --rsh-agent"
+                )
+        return " ".join(words[1:])
 
     def cannot(self, what: str, instead: str) -> LaunchError:
         """The error for something this launcher has no word for."""

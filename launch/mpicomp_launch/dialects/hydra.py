@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from mpicomp_launch.dialects.base import Dialect, Option, own_bin_first, slots, unless_set
 from mpicomp_launch.plan import Plan
 
@@ -51,10 +49,6 @@ class Hydra(Dialect):
             **unless_set(plan, exports),
             **({"HYDRA_LAUNCHER_EXTRA_ARGS": words} if words else {}),
         }
-
-    def agent_words(self, plan: Plan) -> str:
-        """What stands between the remote agent and the host."""
-        return shlex.join([*plan.agent.program[1:], *plan.agent.flags()])
 
     def interface_name(self, interface: str) -> str:
         """A network (10.0.0.0/24) is more than this family understands."""

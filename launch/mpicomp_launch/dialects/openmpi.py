@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 
 from mpicomp_launch.dialects.base import Dialect, Option, slots
@@ -28,10 +27,10 @@ class OpenMpi(Dialect):
         if not plan.is_remote:
             return []
         option, agent, arguments = self.agent_options
-        words = [*plan.agent.program[1:], *plan.agent.flags()]
+        words = self.agent_words(plan)
         return [
             (option, agent, plan.agent.program[0]),
-            *([(option, arguments, shlex.join(words))] if words else []),
+            *([(option, arguments, words)] if words else []),
         ]
 
     def environment(self, plan: Plan) -> list[Option]:
