@@ -51,8 +51,8 @@ def interface_towards(host: str) -> Interface | None:
     return None
 
 
-def shared_network(hosts: Iterable[str]) -> str | None:
-    """The one IPv4 network of ours which all these hosts are in; None if they are not in one.
+def shared_network(hosts: Iterable[str]) -> Interface | None:
+    """Our interface to the one IPv4 network which all these hosts are in; None if there is none.
 
     Where a router is between them, or addresses stand alone (10.0.0.5/32, as some clouds have it),
     the other hosts have no interface in the network that is ours.
@@ -60,16 +60,16 @@ def shared_network(hosts: Iterable[str]) -> str | None:
     import ipaddress
     import socket
 
-    found: str | None = None
+    found: Interface | None = None
     for host in hosts:
         way = interface_towards(host)
-        if way is None or found not in (None, way.network):
+        if way is None or found not in (None, way):
             return None
         network = ipaddress.ip_network(way.network)
         theirs = [each for family, each, _ in addresses_of(host) if family == socket.AF_INET]
         if not any(ipaddress.ip_address(each) in network for each in theirs):
             return None
-        found = way.network
+        found = way
     return found
 
 

@@ -10,6 +10,7 @@ from mpicomp_launch.allocation import Allocation
 from mpicomp_launch.command import UserCommand
 from mpicomp_launch.hosts import Placement
 from mpicomp_launch.mpis import Mpi
+from mpicomp_launch.network import Interface
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Plan:
         bind: "none", "core", "numa" or "socket".
         agent: How other hosts are reached.
         interface: Name or network (as in 10.0.0.0/24) for MPI's traffic, if the user wants one.
-        network: The network that leads to the other hosts, for an MPI which cannot choose well.
+        network: The interface that leads to the other hosts, for an MPI which cannot choose well.
         tcp: Whether MPI shall use shared memory and TCP only.
         pmi: What `srun --mpi` shall be, None for the cluster's default.
         verbose: Whether the launcher shall say what it does.
@@ -50,7 +51,7 @@ class Plan:
     bind: str = "none"
     agent: Agent = field(default_factory=Agent)
     interface: str | None = None
-    network: str | None = None
+    network: Interface | None = None
     tcp: bool = False
     pmi: str | None = None
     verbose: bool = False

@@ -11,6 +11,7 @@ from mpicomp_launch.allocation import Allocation
 from mpicomp_launch.environment import rank_exports, to_forward, without_own
 from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.hosts import Host, Placement
+from mpicomp_launch.network import Interface
 from mpicomp_launch.options import Options
 from mpicomp_launch.plan import Plan
 from mpicomp_launch.resolve import COMMAND_LINE, Resolved
@@ -159,11 +160,8 @@ def make_agent(options: Options) -> Agent:
     )
 
 
-def network_between(placement: Sequence[Placement]) -> str | None:
-    """The network that this host and all others are in, None if there is none.
-
-    A network, not an interface's name, because names may differ from host to host.
-    """
+def network_between(placement: Sequence[Placement]) -> Interface | None:
+    """Our interface to the network that all the hosts are in, None if there is none."""
     return network.shared_network(each.host for each in placement if not network.is_here(each.host))
 
 

@@ -102,7 +102,7 @@ def test_on_this_host(launch, mpi):
     assert "all-reduce of 1 KB" in found["2 ranks here"]["value"], found
     failures = {what for what, each in found.items() if each["state"] == "failure"}
     assert done.returncode == bool(failures)
-    assert failures <= {"torch"}  # an environment for tests of the launcher alone has none
+    assert failures <= {"torch", "numpy"}  # as in an environment for the launcher alone
 
 
 def test_a_python_without_mpi_cannot_run(launch, tmp_path):

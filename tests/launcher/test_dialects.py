@@ -13,6 +13,7 @@ from mpicomp_launch.command import UserCommand
 from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.hosts import Host, Placement
 from mpicomp_launch.mpis import Mpi
+from mpicomp_launch.network import Interface
 from mpicomp_launch.plan import Plan
 
 MPIS = {
@@ -46,7 +47,7 @@ EVERYTHING = {
     "forward": ("PATH", "ODD"),
     "agent": Agent(("/opt/agent", "-v"), 2222, "/k/key", ("-o", "Compression=yes")),
     "interface": "eth1",
-    "network": "10.0.0.0/24",
+    "network": Interface("eth0", "10.0.0.1", "10.0.0.0/24"),
     "tcp": True,
     "bind": "socket",
     "verbose": True,
@@ -179,6 +180,20 @@ def test_values_are_never_words(name):
             continue
         assert "hunter2" not in " ".join(told.argv)
         assert told.exports["SECRET"] == "hunter2"
+
+
+@pytest.mark.parametrize("name", ["openmpi4", "openmpi5"])
+def test_open_mpi_is_kept_from_dead_ends(name):
+    argv = command(name, placement=HOSTS, network=Interface("eth0", "10.0.0.1", "10.0.0.0/24")).argv
+    assert argv[argv.index("btl_tcp_if_include") + 1] == "10.0.0.0/24"
+
+
+def test_old_mpich_is_kept_from_dead_ends():
+    eth0 = Interface("eth0", "10.0.0.1", "10.0.0.0/24")
+    for version, devices in (("4.0.2", "eth0"), ("5.0.2", None)):
+        mpi = Mpi("mpich", version, "/usr/bin/mpiexec.mpich")
+        told = command("mpich", mpi=mpi, placement=HOSTS, network=eth0, tcp=True)
+        assert told.exports.get("UCX_NET_DEVICES") == devices
 
 
 def test_what_the_user_has_set_stays():

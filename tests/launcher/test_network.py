@@ -42,7 +42,7 @@ shared = [
 print(json.dumps({
     "here": [name for name in sys.argv[1:] if network.is_here(name)],
     "ways": {name: way and astuple(way) for name, way in ways.items()},
-    "shared": [network.shared_network(names) for names in shared],
+    "shared": [found and found.network for found in map(network.shared_network, shared)],
     "all": [astuple(each) for each in network.interfaces()],
 }))
 """

@@ -44,6 +44,10 @@ class Hydra(Dialect):
         if plan.interface is not None:
             name = self.interface_name(plan.interface)
             exports |= {"FI_TCP_IFACE": name, "UCX_NET_DEVICES": name}
+        elif plan.tcp and plan.network is not None and plan.mpi.version.startswith(("3.", "4.")):
+            exports["UCX_NET_DEVICES"] = (
+                plan.network.name
+            )  # these may have UCX, which tries docker0
         words = self.agent_words(plan)
         return {
             **unless_set(plan, exports),

@@ -51,7 +51,10 @@ class OpenMpi(Dialect):
         if plan.tcp and plan.spans_hosts:
             # One socket carries large messages one way at a time; ranks that spin starve others.
             settings |= {"btl_tcp_links": "4", "mpi_yield_when_idle": "1"}
-        interface = plan.interface or plan.network  # it may take docker0 for a way to the others
+        interface = plan.interface
+        if interface is None and plan.network is not None:
+            # It may take docker0 for a way to the others. Names differ from host to host.
+            interface = plan.network.network
         if interface is not None:
             settings["btl_tcp_if_include"] = interface
         unset = {k: v for k, v in settings.items() if f"OMPI_MCA_{k}" not in plan.environ}
