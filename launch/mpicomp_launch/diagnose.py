@@ -125,9 +125,10 @@ def listening_ports(pid: int) -> list[int]:
     mpirun waits there for its helpers.
     """
     sockets = set()
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            sockets.add(os.readlink(entry.path))
+    with contextlib.suppress(OSError):  # it has ended
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                sockets.add(os.readlink(entry.path))
     ports = []
     with open("/proc/net/tcp") as table:
         for line in list(table)[1:]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import selectors
 import signal
@@ -20,9 +19,9 @@ from mpicomp_launch.frames import LISTENED_TO, Decoder, Frame
 from mpicomp_launch.output import Printer
 from mpicomp_launch.plan import Plan
 from mpicomp_launch.processes import adopt_orphans, descendants, die_with_parent, kill_descendants
+from mpicomp_launch.roster import NOT_STARTED, Roster
 
 TIMED_OUT = 124
-NOT_STARTED = 125
 TICK_SECONDS = 0.2
 POLL_SECONDS = 0.002  # for the end of mpirun, when it has closed its output
 NOTICE_SECONDS = 1.0  # from a rank's failure to our ending the job, if the MPI has not
@@ -40,42 +39,11 @@ class Limits:
     grace: float
 
 
-@dataclass(frozen=True)
-class Started:
-    """A rank that has come up: where, and as which process."""
-
-    host: str
-    pid: int
-    python: str
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a rank failed: its exit status (128 + n after signal n), its last words, and why."""
-
-    rank: int
-    host: str
-    status: int
-    text: str
-    reason: str = ""
-
-    def __str__(self) -> str:
-        if self.reason:
-            return self.reason
-        if self.status > 128 and not self.text:
-            number = self.status - 128
-            with contextlib.suppress(ValueError):
-                return f"was killed by signal {number} ({signal.Signals(number).name})"
-        return f"failed with status {self.status}"
-
-
 class Job:
     """The MPI's launcher as a child process, and what is known of the ranks below it.
 
     Attributes:
-        started: The ranks that have come up.
-        failures: Those that have failed, the first one first.
-        ended: Those that have said that they end.
+        roster: What its ranks have said.
         stopped_by: The signal that ended us, 0 if none did.
         is_late: Whether the time for the job, or for its start, has run out.
         diagnosis: What is wrong with the hosts whose ranks have not come up.
@@ -84,9 +52,7 @@ class Job:
     def __init__(
         self, command: Command, dialect: Dialect, plan: Plan, limits: Limits, printer: Printer
     ) -> None:
-        self.started: dict[int, Started] = {}
-        self.failures: list[Failure] = []
-        self.ended: set[int] = set()
+        self.roster = Roster(plan.np, printer)
         self.stopped_by = 0
         self.is_late = False
         self.diagnosis: list[str] = []
@@ -94,7 +60,6 @@ class Job:
         self._limits = limits
         self._dialect = dialect
         self._printer = printer
-        self._records: dict[int, bytes] = {}  # those which have come in part
         self._alarms: dict[str, float] = {}  # what is to be done when
         self._selector = selectors.DefaultSelector()
         adopt_orphans()
@@ -113,7 +78,7 @@ class Job:
             os.set_blocking(stream.fileno(), False)
             self._selector.register(stream, selectors.EVENT_READ, Decoder())
         self._install_signals()
-        self._show_progress(self.missing())
+        self._show_progress()
         self._alarm("start", limits.start)
         self._alarm("timeout", limits.whole)
 
@@ -128,20 +93,16 @@ class Job:
         self._finish()
         return self._status()
 
-    def missing(self) -> list[int]:
-        """The ranks that have not come up."""
-        return [rank for rank in range(self._plan.np) if rank not in self.started]
-
     def _status(self) -> int:
         mpi_status = self._process.returncode
         if self.stopped_by:
             return 128 + self.stopped_by
-        if self.failures:
-            return self.failures[0].status
-        if self.is_late:
-            return NOT_STARTED if self.missing() else TIMED_OUT
-        if mpi_status and self.missing():
+        if self.roster.failures:
+            return self.roster.failures[0].status
+        if self.roster.missing():
             return NOT_STARTED
+        if self.is_late:
+            return TIMED_OUT
         return 128 - mpi_status if mpi_status < 0 else mpi_status
 
     # What ranks say.
@@ -179,66 +140,28 @@ class Job:
             self._stop(signal.SIGTERM)
 
     def _take_item(self, item: Frame | bytes) -> None:
-        if isinstance(item, Frame):
-            self._take_frame(item)
-        elif self._plan.verbose or not (self.failures or self.stopped_by or self.is_late):
-            self._printer.plain(item)  # the MPI's own obituaries would bury the reason
+        if isinstance(item, bytes):
+            if self._plan.verbose or not (self.roster.failures or self.roster.is_closed):
+                self._printer.plain(item)  # the MPI's own obituaries would bury the reason
+            return
+        self.roster.take(item)
+        if item.kind == "s":
+            self._show_progress()
+            if not self.roster.missing():
+                self._alarms.pop("start", None)
+        if self.roster.failures:
+            self._alarm("end", NOTICE_SECONDS)
 
-    def _take_frame(self, frame: Frame) -> None:
-        rank, payload = frame.rank, frame.payload
-        host = self.started[rank].host if rank in self.started else "?"
-        if frame.kind in "oe":
-            self._printer.line(rank, host, frame.kind, payload)
-        elif frame.kind in "OE":
-            self._printer.piece(rank, host, frame.kind.lower(), payload)
-        else:
-            self._take_record(rank, host, frame.kind, payload)
-
-    def _take_record(self, rank: int, host: str, kind: str, payload: bytes) -> None:
-        self._records[rank] = self._records.get(rank, b"") + payload
-        if kind.islower():
-            record = json.loads(self._records.pop(rank))
-            if kind == "s":
-                self._take_start(rank, Started(record["host"], record["pid"], record["python"]))
-            elif kind == "f":
-                self._take_failure(Failure(rank, host, record["status"], record["text"]))
-            elif kind == "x":
-                self.ended.add(rank)
-                if record["stopped"]:
-                    return
-                status = 128 + record["signal"] if record["signal"] else record["status"]
-                if status:
-                    self._take_failure(Failure(rank, host, status, ""))
-
-    def _take_start(self, rank: int, started: Started) -> None:
-        self.started[rank] = started
-        missing = self.missing()
-        first = self.started[min(self.started)]
-        if started.python != first.python:
-            text = f"runs Python {started.python}, and rank {min(self.started)} on {first.host} "
-            text += f"{first.python}; all ranks must run the same"
-            self._take_failure(Failure(rank, started.host, NOT_STARTED, "", text))
-        if not missing:
-            self._alarms.pop("start", None)
-        self._show_progress(missing)
-
-    def _show_progress(self, missing: list[int]) -> None:
+    def _show_progress(self) -> None:
         """One passing line while ranks come up."""
         text = ""
+        missing = self.roster.missing()
         if missing:
             np = self._plan.np
             hosts = hosts_of(self._plan, missing)
             waiting = f", waiting for {shorten(hosts)}" if hosts else ""
             text = f"mpicomp-launch: {np - len(missing)} of {np} ranks are up{waiting}"
         self._printer.pass_by(text.encode())
-
-    def _take_failure(self, failure: Failure) -> None:
-        """Notes it; a rank that says what happened and then ends has failed once."""
-        if self.stopped_by or self.is_late:
-            return
-        if failure.rank not in [each.rank for each in self.failures]:
-            self.failures.append(failure)
-            self._alarm("end", NOTICE_SECONDS)
 
     # Time and signals.
 
@@ -268,7 +191,7 @@ class Job:
 
     def _diagnose(self, ports: list[int]) -> None:
         self._printer.pass_by(b"")
-        self.diagnosis = missing_ranks(self._plan, self.missing(), ports)
+        self.diagnosis = missing_ranks(self._plan, self.roster.missing(), ports)
 
     def _install_signals(self) -> None:
         for signum in STOPPING:
@@ -290,6 +213,7 @@ class Job:
 
     def _stop(self, signum: int) -> None:
         """Lets ranks tidy up, then ends mpirun, then whoever is left."""
+        self.roster.is_closed = True
         self._signal_ranks(signum)
         self._alarm("end", self._limits.grace)
 
@@ -299,10 +223,11 @@ class Job:
         mpiruns differ in what they pass on, and some kill at once where they are asked to stop.
         """
         here = os.uname().nodename
-        if self.missing() or any(rank.host != here for rank in self.started.values()):
+        ranks = self.roster.started.values()
+        if self.roster.missing() or any(rank.host != here for rank in ranks):
             self._process.send_signal(self._dialect.carrier(signum))
             return
-        for rank in self.started.values():
+        for rank in ranks:
             with contextlib.suppress(OSError):  # it has ended
                 os.kill(rank.pid, signum)
 
@@ -313,10 +238,8 @@ class Job:
             pass
         if self._status() == NOT_STARTED and not self.diagnosis:
             self._diagnose([])
-        if self._status() == 0:  # which Open MPI also says when it has lost a host
-            for rank in sorted(self.started.keys() - self.ended):
-                reason = "was lost, with its host or the way to it"
-                self._take_failure(Failure(rank, self.started[rank].host, 1, "", reason))
+        if not self._status():
+            self.roster.look_for_lost()
         if self._status():
             end = time.monotonic() + KILL_SECONDS
             while descendants() and time.monotonic() < end:

@@ -7,10 +7,11 @@ import sys
 from dataclasses import dataclass
 
 from mpicomp_launch.dialects import Command, Dialect
-from mpicomp_launch.job import NOT_STARTED, TIMED_OUT, Failure, Job, Limits
+from mpicomp_launch.job import TIMED_OUT, Job, Limits
 from mpicomp_launch.options import Options
 from mpicomp_launch.output import Printer
 from mpicomp_launch.plan import Plan
+from mpicomp_launch.roster import NOT_STARTED, Failure
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,16 @@ def play(
     status = job.run()
     with contextlib.suppress(OSError):  # nobody reads it any more
         printer.close()
-    text = job.failures[0].text if job.failures and not job.stopped_by else ""
-    return Outcome(status, job.failures, explain(job, status, options), text)
+    text = job.roster.failures[0].text if job.roster.failures and not job.stopped_by else ""
+    return Outcome(status, job.roster.failures, explain(job, status, options), text)
 
 
 def explain(job: Job, status: int, options: Options) -> list[str]:
     """Why a job has failed."""
     if job.stopped_by or not status:
         return []
-    if job.failures:
-        first = job.failures[0]
+    if job.roster.failures:
+        first = job.roster.failures[0]
         return [f"rank {first.rank} on {first.host} {first}{others(job, options)}"]
     if status == NOT_STARTED:
         return job.diagnosis
@@ -82,7 +83,7 @@ def explain(job: Job, status: int, options: Options) -> list[str]:
 
 def others(job: Job, options: Options) -> str:
     """How many ranks failed after the first one."""
-    count = len(job.failures) - 1
+    count = len(job.roster.failures) - 1
     if not count:
         return ""
     ranks = "1 other rank" if count == 1 else f"{count} other ranks"
