@@ -74,8 +74,7 @@ def launch(resolved: Resolved, request: Request) -> int:
     for warning in warnings:
         print(f"mpicomp-launch: {warning}", file=sys.stderr)
     if request.dry_run:
-        for name, origin in resolved.origins.items():
-            print(f"# {name} = {getattr(resolved.options, name)!r}  ({origin})")
+        print("\n".join(f"# {line}" for line in resolved.lines()))
         print(command)
         return 0
     from mpicomp_launch import session

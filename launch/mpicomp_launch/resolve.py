@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,13 @@ class Resolved:
 
     options: Options
     origins: Mapping[str, str]
+
+    def lines(self) -> Iterator[str]:
+        """Each option that has a value, and where it came from."""
+        for name in FIELDS:
+            value = getattr(self.options, name)
+            if value not in (None, ()):
+                yield f"{name} = {value!r}  ({self.origins.get(name, 'default')})"
 
 
 def resolve(*sources: Mapping[str, Value]) -> Resolved:

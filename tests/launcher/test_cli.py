@@ -56,6 +56,8 @@ def test_dry_run_prints_the_exact_command(launch, mpi, script):
     path = script("import sys; sys.stdout.write(repr(sys.argv[1:]) + '\\n')")
     done = launch("-np", "2", "--dry-run", "--", sys.executable, path, "it's", "")
     assert mpi.launcher in done.stdout
+    assert "# np = 2  (command line)\n" in done.stdout
+    assert "# tag = 'rank'  (default)\n" in done.stdout
     assert "mpicomp_launch/worker.py" in done.stdout
     ran = subprocess.run(["sh", "-c", done.stdout], capture_output=True, text=True, timeout=30)
     assert ran.stdout.splitlines() == [repr(["it's", ""])] * 2
