@@ -18,6 +18,10 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: the job's, or 2 for a mistake."""
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it lasts as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         request = arguments.parse(sys.argv[1:] if argv is None else argv)
         return act(request)

@@ -49,12 +49,14 @@ class Roster:
     Attributes:
         started: The ranks that have come up.
         failures: Those that have failed, the first one first.
+        first_to_end: The first rank that has ended by itself, for messages.
         is_closed: Whether ranks that fail from now on do so because they have been stopped.
     """
 
     def __init__(self, np: int, printer: Printer) -> None:
         self.started: dict[int, Started] = {}
         self.failures: list[Failure] = []
+        self.first_to_end = ""
         self.is_closed = False
         self._np = np
         self._printer = printer
@@ -96,6 +98,8 @@ class Roster:
             self._note(Failure(rank, host, **record))
         else:
             self._ended.add(rank)
+            if not record["stopped"]:
+                self.first_to_end = self.first_to_end or f"rank {rank} on {host}"
             status = 128 + record["signal"] if record["signal"] else record["status"]
             if status and not record["stopped"]:
                 self._note(Failure(rank, host, status, ""))

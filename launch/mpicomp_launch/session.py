@@ -78,7 +78,9 @@ def explain(job: Job, status: int, options: Options) -> list[str]:
         return job.diagnosis
     if status == TIMED_OUT and job.is_late:
         return [f"the job was ended after {options.timeout:g} s (--timeout)"]
-    return [f"the MPI's launcher ended the job with status {status}, as after MPI_Abort"]
+    early = job.roster.first_to_end
+    after = f"{early} had ended with status 0, without MPI_Finalize?" if early else "MPI_Abort?"
+    return [f"the MPI's launcher ended the job with status {status}; {after}"]
 
 
 def others(job: Job, options: Options) -> str:

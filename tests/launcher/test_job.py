@@ -250,3 +250,31 @@ def test_a_folder_that_cannot_be_written_is_said_at_once(launch, mpi, tmp_path):
     assert done.returncode == 2
     assert "--output-dir must be a directory that can be written" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_closed_streams(environ, mpi):
+    words = f"{sys.executable} -m mpicomp_launch -np 2 {sys.executable} -c 'print(1); 1 / 0'"
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        done = subprocess.run(
+            ["bash", "-c", f"{words} {closed}"], env=environ, capture_output=True, text=True
+        )
+        assert done.returncode == 1, done
+        assert "mpicomp_launch/cli.py" not in done.stderr
+        assert ("ZeroDivisionError" in done.stderr) == (closed == ">&-")
+
+
+def test_a_rank_that_leaves_early_is_named(launch_python, script, mpi):
+    done = launch_python(script(BARRIER.format("os._exit(0)")))
+    assert done.returncode != 0
+    if mpi.family != "openmpi":  # which says so itself
+        assert "rank 1 on " in done.stderr.splitlines()[-1]
+
+
+def test_full_disk(environ, mpi):
+    words = [sys.executable, "-m", "mpicomp_launch", "-np", "2", sys.executable, "-c", "print(1)"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, env=environ, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 141
+    assert done.stderr == (
+        "mpicomp-launch: output cannot be written: No space left on device, ending the job\n"
+    )
