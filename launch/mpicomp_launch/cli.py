@@ -14,6 +14,7 @@ from mpicomp_launch.resolve import Resolved, Value
 
 USAGE_STATUS = 2
 INTERRUPTED = 130
+BROKEN_PIPE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,8 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        request = arguments.parse(sys.argv[1:] if argv is None else argv)
-        return act(request)
+        status = act(arguments.parse(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as under `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except LaunchError as error:
         print(f"mpicomp-launch: {error}", file=sys.stderr)
         return USAGE_STATUS

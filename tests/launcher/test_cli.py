@@ -70,3 +70,9 @@ def test_nothing_heavy_is_imported(environ):
     )
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
     assert done.stdout == "set()\n"
+
+
+def test_help_into_a_pipe_that_closes(environ):
+    words = f"{sys.executable} -m mpicomp_launch --completion bash | true"
+    done = subprocess.run(["bash", "-c", words], env=environ, capture_output=True, text=True)
+    assert done.stderr == ""
