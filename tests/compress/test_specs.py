@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpicomp.compress import (
@@ -131,3 +131,19 @@ def test_an_unregistered_method_has_no_spec():
 @given(st.sampled_from(available()))
 def test_every_method_has_a_spec(name):
     assert parse(spec_of(parse(name))) == parse(name)
+
+
+PARTS = st.sampled_from(
+    [*available(), ":", ",", "=", "/", " ", "density", "rank", "bits", "warmup", "values", "0", "1",
+     "-1", "1e999", "nan", "0.5", "true", "none", "int8", "\0", "é", "["]
+)  # fmt: skip
+
+
+@given(st.text() | st.lists(PARTS).map("".join))
+@settings(max_examples=1000)
+def test_any_text_is_a_compressor_or_a_mistake_of_the_caller(text):
+    try:
+        compressor = parse(text)
+    except (ValueError, TypeError):
+        return
+    assert parse(spec_of(compressor)) == compressor

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mpicomp_launch import command, dialects, network, planner, session
 from mpicomp_launch.check import elsewhere, here, report
@@ -52,6 +53,19 @@ def look(resolved: Resolved, words: Sequence[str], environ: Mapping[str, str]) -
         yield Finding(own, "Python", FAILURE, str(error), f"{user.python} must be a Python")
         return
     yield from here.judge(found, network.has_rdma())
+    yield from look_at_job(resolved, words, environ, python, paths, found)
+
+
+def look_at_job(
+    resolved: Resolved,
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    python: Sequence[str],
+    paths: Sequence[str],
+    found: Mapping[str, Any],
+) -> Iterator[Finding]:
+    """The launcher, the other hosts, and small jobs on each of them."""
+    own = os.uname().nodename
     try:
         plan, warnings = planner.make_plan(with_ranks(resolved), words, environ)
     except LaunchError as error:
@@ -69,12 +83,11 @@ def look(resolved: Resolved, words: Sequence[str], environ: Mapping[str, str]) -
         )
         there = [finding for findings in results for finding in findings]
     yield from there
-    program = [user.python, *user.options, RANKS]
-    yield add_up("2 ranks here", resolved, program, environ, None)
+    yield add_up("2 ranks here", resolved, [*python, RANKS], environ, None)
     broken = {each.where for each in there if each.state == FAILURE}
     for host in hosts:
         if host not in broken:
-            yield add_up(f"2 ranks, here and {host}", resolved, program, environ, host)
+            yield add_up(f"2 ranks, here and {host}", resolved, [*python, RANKS], environ, host)
 
 
 def existing(names: Sequence[str]) -> list[str]:
