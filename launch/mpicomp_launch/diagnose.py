@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +15,7 @@ from mpicomp_launch.plan import Plan
 ASK_SECONDS = 15
 LISTEN = "0A"  # states and addresses as /proc/net/tcp has them
 LOOPBACK = "7F"
+VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 SAME_VERSION = (
     "import sys; own = '%d.%d' % sys.version_info[:2]; "
     "sys.exit(own != sys.argv[1] and f'it is {own}, here {sys.argv[1]} is running')"
@@ -37,9 +37,10 @@ def missing_ranks(plan: Plan, missing: Sequence[int], ports: Sequence[int]) -> l
         ports: Where mpirun waits for its own helpers, as far as that is known.
     """
     hosts = hosts_of(plan, missing)
+    version = version_of(plan.command.python)
     lines = [f"{count(missing)} of {plan.np} did not come up: {spans(missing)}"]
     with ThreadPoolExecutor(max_workers=32) as pool:
-        answers = list(pool.map(lambda host: ask(plan, host, ports), hosts))
+        answers = list(pool.map(lambda host: ask(plan, host, version, ports), hosts))
     lines += [f"{host}: {said}" for host, said in zip(hosts, answers, strict=True) if said]
     if hosts and not any(answers):
         lines.append(
@@ -71,9 +72,16 @@ def spans(ranks: Sequence[int]) -> str:
     return ", ".join("-".join(map(str, each)) for each in found)
 
 
-def ask(plan: Plan, host: str, ports: Sequence[int]) -> str | None:
+def version_of(python: str) -> str:
+    """The version of a Python of this host, as in 3.11."""
+    words = [python, "-c", VERSION]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def ask(plan: Plan, host: str, version: str, ports: Sequence[int]) -> str | None:
     """What is wrong with a host, None if nothing is found to be."""
-    for words, wrong in questions(plan, host, ports):
+    for words, wrong in questions(plan, host, version, ports):
         argv = words if network.is_here(host) else plan.agent.command(host, words)
         said = complaint(argv)
         if said is not None:
@@ -81,10 +89,11 @@ def ask(plan: Plan, host: str, ports: Sequence[int]) -> str | None:
     return None
 
 
-def questions(plan: Plan, host: str, ports: Sequence[int]) -> Iterator[tuple[list[str], str]]:
+def questions(
+    plan: Plan, host: str, version: str, ports: Sequence[int]
+) -> Iterator[tuple[list[str], str]]:
     """What to run on a host, each of which needs those before it, and what its failure means."""
-    python, *_ = plan.command.argv()
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    python = plan.command.python
     yield ["true"], "it cannot be reached"
     yield [python, "-c", SAME_VERSION, version], "it has another Python"
     way = network.interface_towards(host)

@@ -78,7 +78,6 @@ class Job:
             os.set_blocking(stream.fileno(), False)
             self._selector.register(stream, selectors.EVENT_READ, Decoder())
         self._install_signals()
-        self._show_progress()
         self._alarm("start", limits.start)
         self._alarm("timeout", limits.whole)
 
@@ -88,6 +87,7 @@ class Job:
         That is the status of the first rank that failed, 128 + n after signal n.
         """
         while self._process.poll() is None:
+            self._look_at_start()
             self._hear(TICK_SECONDS)
             self._look_at_clock()
         self._finish()
@@ -145,22 +145,22 @@ class Job:
                 self._printer.plain(item)  # the MPI's own obituaries would bury the reason
             return
         self.roster.take(item)
-        if item.kind == "s":
-            self._show_progress()
-            if not self.roster.missing():
-                self._alarms.pop("start", None)
         if self.roster.failures:
             self._alarm("end", NOTICE_SECONDS)
 
-    def _show_progress(self) -> None:
+    def _look_at_start(self) -> None:
         """One passing line while ranks come up."""
-        text = ""
+        if "start" not in self._alarms:
+            return
         missing = self.roster.missing()
-        if missing:
-            np = self._plan.np
-            hosts = hosts_of(self._plan, missing)
-            waiting = f", waiting for {shorten(hosts)}" if hosts else ""
-            text = f"mpicomp-launch: {np - len(missing)} of {np} ranks are up{waiting}"
+        if not missing:
+            del self._alarms["start"]
+            self._printer.pass_by(b"")
+            return
+        np = self._plan.np
+        hosts = hosts_of(self._plan, missing)
+        waiting = f", waiting for {shorten(hosts)}" if hosts else ""
+        text = f"mpicomp-launch: {np - len(missing)} of {np} ranks are up{waiting}"
         self._printer.pass_by(text.encode())
 
     # Time and signals.
