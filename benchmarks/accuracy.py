@@ -65,7 +65,8 @@ def train(spec: str, seed: int, args: argparse.Namespace) -> tuple[float, float,
         options += how.own_momentum
         if how.no_momentum:
             spec += ("," if ":" in spec else ":") + how.no_momentum
-    launch = [sys.executable, "-m", "mpicomp_launch", "-np", str(args.ranks), sys.executable]
+    launch = [sys.executable, "-m", "mpicomp_launch", "-np", str(args.ranks)]
+    launch += ["--tag", "none", sys.executable]
     command = [*launch, str(EXAMPLES / f"{args.task}.py"), "--compression", spec, *options]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if run.returncode != 0:

@@ -1,6 +1,6 @@
 """How fast is one all-reduce of fp32 between the ranks of one host?
 
-    mpicomp-launch -np 2 python benchmarks/allreduce.py
+    mpicomp-launch -np 2 --tag none python benchmarks/allreduce.py
 
 Four sides take turns within one run: mpicomp on the memory of its gradient buckets (``bucket``),
 mpicomp on an ordinary tensor (``tensor``), torch's Gloo, and the MPI library's own

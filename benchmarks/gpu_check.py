@@ -272,7 +272,7 @@ def run_checks() -> list[Row]:
 
 def launch(ranks: int) -> list[Row]:
     """Run the checks as a job of its own; its first rank prints the rows as its last line."""
-    job = [sys.executable, "-m", "mpicomp_launch", "-np", str(ranks)]
+    job = [sys.executable, "-m", "mpicomp_launch", "-np", str(ranks), "--tag", "none"]
     job += [sys.executable, __file__, "--checks"]
     run = subprocess.run(job, stdout=subprocess.PIPE, text=True)
     if run.returncode != 0:

@@ -1,6 +1,6 @@
 """How much does communication add to a training step of a 25M-parameter transformer?
 
-    mpicomp-launch -np 2 python benchmarks/step.py      # beside DDP with Gloo
+    mpicomp-launch -np 2 --tag none python benchmarks/step.py      # beside DDP with Gloo
     python benchmarks/step.py                           # one rank, beside the bare optimizer
 
 The same dense step without communication (``alone``), with DDP over Gloo (``ddp``) and with
