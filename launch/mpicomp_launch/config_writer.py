@@ -61,7 +61,7 @@ def render_sections(resolved: Resolved, suffix: str) -> list[str]:
             f"{key}{ASSIGN[suffix]}{render_value(value)}"
             for key, value in section_values(section).items()
         ]
-        lines += pairs if is_toml else [f"    {pair}" for pair in pairs or ["slots:"][:0]]
+        lines += pairs if is_toml else [f"    {pair}" for pair in pairs]
     return lines
 
 

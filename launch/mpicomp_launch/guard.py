@@ -242,9 +242,8 @@ class Guard:
         end = time.monotonic() + LINGER_SECONDS
         while self._has_output() and time.monotonic() < end:
             self._turn(TICK_SECONDS / 10)
-            if (
-                self._is_full() and not self._is_over()
-            ):  # it reads slowly, as any program's reader may
+            if self._is_full() and not self._is_over():
+                # The launcher reads slowly, as any program's reader may.
                 end = time.monotonic() + LINGER_SECONDS
         for lines in self._lines.values():
             self._put(lines.take_piece())

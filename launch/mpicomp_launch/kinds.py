@@ -98,7 +98,7 @@ def parse_sections(value: Any) -> tuple[HostSection, ...]:
     """A table of tables: `slots`, `max_slots` and `env` of each host."""
     found = []
     for name, section in value.items():
-        given = dict(section or {})
+        given = {str(key).replace("-", "_"): each for key, each in dict(section or {}).items()}
         env = parse_env(given.pop("env", {}))
         counts = {
             key: parse_whole(given.pop(key)) for key in ("slots", "max_slots") if key in given

@@ -79,7 +79,8 @@ def refuse_nesting(environ: Mapping[str, str]) -> None:
     if variable:
         raise LaunchError(
             f"mpicomp-launch must be started once, got {variable} in the environment, which says "
-            "that this is a rank already; it starts all ranks itself: leave out mpirun or srun"
+            "that this is a rank already; it starts all ranks itself: leave out mpirun or srun "
+            "(for a shell on a node, `salloc`, or `srun --mpi=none --pty bash`)"
         )
 
 

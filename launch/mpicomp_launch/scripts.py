@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 
-from mpicomp_launch import hosts
+from mpicomp_launch import hosts, planner
 from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.kinds import FLAG
 from mpicomp_launch.options import FIELDS, flag_of
@@ -79,12 +79,8 @@ def script(scheduler: str, resolved: Resolved, words: Sequence[str]) -> str:
 def size(resolved: Resolved) -> tuple[int, int]:
     """Nodes and ranks."""
     options = resolved.options
-    if options.hosts is not None or options.hostfile is not None:
-        named = (
-            hosts.parse_hosts(options.hosts)
-            if options.hosts is not None
-            else hosts.read_hostfile(options.hostfile or "")
-        )
+    named = planner.named_hosts(options)
+    if named:
         placement = hosts.place(named, options.np)
         return len(placement), sum(each.ranks for each in placement)
     if options.np is None:

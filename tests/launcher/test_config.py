@@ -27,6 +27,7 @@ env = {A = "1 = 2", "B" = 3, C = true}
 
 [host."node[1-2]"]
 slots = 2
+max-slots = 3
 env = ["D=4", "HOME"]
 """,
     "x.yaml": """# a comment
@@ -40,6 +41,7 @@ env: {A: 1 = 2, B: 3, C: true}
 host:
   node[1-2]:
     slots: 2
+    max-slots: 3
     env: [D=4, HOME]
 """,
 }
@@ -69,7 +71,7 @@ def test_values_and_where_they_stand(write, name):
         "stats": True,
         "mpi_args": ("--mca", "a b", "c"),
         "env": (("A", "1 = 2"), ("B", "3"), ("C", "1")),
-        "host": (HostSection("node[1-2]", 2, None, (("D", "4"), ("HOME", None))),),
+        "host": (HostSection("node[1-2]", 2, 3, (("D", "4"), ("HOME", None))),),
     }
     assert found["np"].origin == f"{name}:2:1"
     assert found["env"].origin == f"{name}:7:1"
