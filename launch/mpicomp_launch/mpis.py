@@ -27,7 +27,7 @@ mpi4py.rc.initialize = False
 from mpi4py import MPI
 try:
     with open("/proc/self/maps") as maps:
-        found = re.search(r"/.*/libmpi(?:ch|_cray|_abi)?\\.so.*", maps.read())
+        found = re.search(r"/.*/libmpi(?:ch|_cray|_abi|_ibm)?\\.so.*", maps.read())
 except OSError:
     found = None
 print()
@@ -57,6 +57,13 @@ class Family:
 HYDRA = r"HYDRA build details:\s+Version:\s*(\S+)"
 HYDRA_PROGRAMS = ("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich")
 FAMILIES: Mapping[str, Family] = {
+    # It calls itself Open MPI, which it was made of, and has numbers of its own.
+    "spectrum": Family(
+        title="IBM Spectrum MPI",
+        library=r"Open MPI v(\d[^\s,]*), package: IBM Spectrum MPI",
+        launcher=r"\(IBM Spectrum MPI\) (\d\S*)",
+        programs=("mpirun", "mpiexec"),
+    ),
     "mvapich": Family("MVAPICH", r"MVAPICH\S* Version\s*:\s*(\S+)", HYDRA, HYDRA_PROGRAMS),
     "cray": Family("Cray MPICH", r"CRAY MPICH version (\S+)", None, ()),
     "mpich": Family("MPICH", r"MPICH Version:\s*(\S+)", HYDRA, HYDRA_PROGRAMS),
@@ -130,16 +137,21 @@ def find(
     scheduler = SCHEDULERS[granted.scheduler] if granted else None
     has_launcher = library.family is not None and FAMILIES[library.family].launcher is not None
     if not has_launcher and scheduler is None:
-        known = ", ".join(family.title for family in FAMILIES.values() if family.library)
+        known = ", ".join(
+            each.title for each in FAMILIES.values() if each.library and each.launcher
+        )
         raise LaunchError(
             f"the MPI must be one of {known}, but {described}; run it within an "
             "allocation, or give --mpi of the launcher it belongs to"
         )
     if wanted not in (None, library.family):
+        same = f"say --mpi {library.family} or nothing" if has_launcher else "say nothing"
         raise LaunchError(
             f"--mpi must be the MPI which the ranks load, got {wanted!r}, but {described}; "
-            f"say --mpi {library.family} or nothing, or install an mpi4py for {wanted}"
+            f"{same}, or install an mpi4py for {wanted}"
         )
+    if not has_launcher and scheduler is not None:  # any other MPI's would start it N times alone
+        return find_launcher(scheduler, Path(sys.executable), environ, described)
     try:
         return find_launcher(library.family, Path(library.path), environ, described)
     except LaunchError:
@@ -199,8 +211,15 @@ def find_launcher(
         if mpi is not None and is_of(mpi, family):
             return replace(mpi, family=family or mpi.family)
         others.append(f"{path} ({mpi.family} {mpi.version})" if mpi else path)
-    kind = FAMILIES[family].title if family else "MPI"
+    wanted = FAMILIES[family] if family else None
+    kind = wanted.title if wanted else "MPI"
     got = "only " + ", ".join(others) if others else "none"
+    if wanted and wanted.library is None:
+        name = wanted.programs[0]
+        raise LaunchError(
+            f"{name} must be {kind}'s and answer --version ({described}), got {got}; "
+            "put its directory on PATH, or see what it says by hand"
+        )
     raise LaunchError(
         f"mpirun or mpiexec must be of {kind} ({described}), got {got}; "
         "install that MPI completely, or put its bin directory on PATH"

@@ -86,7 +86,7 @@ class Options:
         SECTIONS, JOB, "sections of a config file, one a host", default=(), flags=("",)
     )
     mpi: str | None = option(
-        choice("mpich", "openmpi", "intel", "mvapich", "srun", "flux", "jsrun", "pals"),
+        choice("mpich", "openmpi", "intel", "mvapich", "spectrum", "srun", "flux", "jsrun", "pals"),
         JOB,
         "the MPI or scheduler command to insist on",
         metavar="NAME",

@@ -24,7 +24,8 @@ import pytest
         ("-np 2 --compress x env", "unrecognized arguments: --compress"),
         (
             "-np 2 --mpi lam env",
-            "--mpi must be mpich, openmpi, intel, mvapich, srun, flux, jsrun or pals, got 'lam'",
+            "--mpi must be mpich, openmpi, intel, mvapich, spectrum, srun, flux, jsrun or pals, "
+            "got 'lam'",
         ),
     ],
 )

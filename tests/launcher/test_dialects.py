@@ -22,6 +22,7 @@ MPIS = {
     "mvapich": Mpi("mvapich", "4.0", "/v/bin/mpiexec"),
     "openmpi5": Mpi("openmpi", "5.0.11", "/v/bin/mpirun"),
     "openmpi4": Mpi("openmpi", "4.1.4", "/usr/bin/mpirun.openmpi"),
+    "spectrum": Mpi("spectrum", "10.3.1", "/opt/bin/mpirun"),
     "srun": Mpi("srun", "22.05.8", "/usr/bin/srun"),
     "flux": Mpi("flux", "0.58", "/usr/bin/flux"),
     "jsrun": Mpi("jsrun", "10.3", "/opt/bin/jsrun"),
@@ -35,6 +36,8 @@ LOCAL = {
     "openmpi5": "-n 4 --map-by :OVERSUBSCRIBE --bind-to none --mca pml ob1 --mca btl self,sm,tcp "
     "--mca osc ^ucx",
     "openmpi4": "-n 4 --oversubscribe --bind-to none --mca pml ob1 --mca btl self,vader,tcp "
+    "--mca osc ^ucx",
+    "spectrum": "-n 4 --oversubscribe --bind-to none --mca pml ob1 --mca btl self,vader,tcp "
     "--mca osc ^ucx",
     "srun": "--ntasks=4 --export=ALL --chdir=/data --cpu-bind=none",
     "flux": "run --ntasks=4 --cwd=/data -o cpu-affinity=off",

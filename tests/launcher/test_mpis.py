@@ -6,8 +6,10 @@ import sys
 import pytest
 
 from mpicomp_launch import mpis
+from mpicomp_launch.allocation import Allocation
 from mpicomp_launch.command import UserCommand
 from mpicomp_launch.errors import LaunchError
+from mpicomp_launch.hosts import Host
 
 VERSIONS = {
     "mpich": "HYDRA build details:\n    Version:                                 5.0.2\n",
@@ -15,12 +17,20 @@ VERSIONS = {
     "debian": "mpirun.openmpi (OpenRTE) 4.1.4\n",
     "intel": "Intel(R) MPI Library for Linux* OS, Version 2021.18.1 Build 20260626 (id: b)\n",
     "slurm": "slurm 23.02\n",
+    "spectrum": "mpirun (IBM Spectrum MPI) 10.3.1.03rtm0\n",
+    "flux": "commands:    \t\t0.58.0\nlibflux-core:\t\t0.58.0\n",
+    "jsrun": "jsrun 10.3\n",
+    "pals": "PALS version 1.3.3 revision 0\n",
 }
 LIBRARIES = {
     "mpich": "MPICH Version:      5.0.2\nMPICH Release date: ...\n",
     "openmpi": "Open MPI v5.0.11, package: Open MPI user@localhost, ident: 5.0.11\0",
     "intel": "Intel(R) MPI Library 2021.18.1 for Linux* OS\n",
-    "cray": "MPI VERSION    : CRAY MPICH version 8.1\n",
+    "cray": "MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)\n",
+    "mvapich2": "MVAPICH2 Version      :\t2.3.7\nMVAPICH2 Release date : ...\n",
+    "mvapich": "MVAPICH Version      :\t3.0\nMVAPICH Release date : ...\n",
+    "spectrum": "Open MPI v3.1.0, package: IBM Spectrum MPI, ident: 10.03.01.00rtm0\n",
+    "unknown": "Fabulous MPI 1.0\n",
 }
 
 
@@ -42,11 +52,12 @@ def fake(tmp_path):
 def find(tmp_path, fake, monkeypatch):
     """Finds the launcher for a Python that loads a library from `tmp_path/mpi/lib`."""
 
-    def run(library, wanted=None):
+    def run(library, wanted=None, scheduler=None):
         path = tmp_path / "mpi" / "lib" / "libmpi.so.12"
         answer = "a greeting\n" + json.dumps([LIBRARIES[library], str(path)])
         python = UserCommand(fake("py/python", answer), (), ("-c", "0"), is_python=True)
-        return mpis.find(python, wanted, {"PATH": str(tmp_path / "path")})
+        granted = scheduler and Allocation(scheduler, (Host("a", 2),), "its variable")
+        return mpis.find(python, wanted, {"PATH": str(tmp_path / "path")}, granted)
 
     return run
 
@@ -58,6 +69,11 @@ def find(tmp_path, fake, monkeypatch):
         ("openmpi", "openmpi", "5.0.11"),
         ("debian", "openmpi", "4.1.4"),
         ("intel", "intel", "2021.18.1"),
+        ("spectrum", "spectrum", "10.3.1.03rtm0"),
+        ("slurm", "srun", "23.02"),
+        ("flux", "flux", "0.58.0"),
+        ("jsrun", "jsrun", "10.3"),
+        ("pals", "pals", "1.3.3"),
     ],
 )
 def test_launchers_say_who_they_are(fake, name, family, version):
@@ -104,6 +120,66 @@ def test_wanted_must_be_what_the_ranks_load(find, fake):
 def test_unknown_library(find):
     with pytest.raises(LaunchError, match=r"must be one of .*MPICH, Open MPI, Intel MPI, .*Cray"):
         find("cray")
+
+
+@pytest.mark.parametrize(
+    ("library", "launcher", "family"),
+    [
+        ("mvapich2", "mpich", "mvapich"),  # its launcher is MPICH's, and says so
+        ("mvapich", "mpich", "mvapich"),
+        ("spectrum", "spectrum", "spectrum"),
+    ],
+)
+def test_relatives(find, fake, library, launcher, family):
+    path = fake("mpi/bin/mpirun", VERSIONS[launcher])
+    found = find(library)
+    assert (found.family, found.launcher) == (family, path)
+
+
+def test_spectrum_is_not_started_by_an_open_mpi(find, fake):
+    fake("path/mpirun", VERSIONS["openmpi"])
+    with pytest.raises(LaunchError, match=r"must be of IBM Spectrum MPI .* \(openmpi 5.0.11\)"):
+        find("spectrum")
+
+
+SCHEDULERS = [
+    ("slurm", "srun", "slurm"),
+    ("flux", "flux", "flux"),
+    ("lsf", "jsrun", "jsrun"),
+    ("pbs", "mpiexec", "pals"),
+]
+
+
+@pytest.mark.parametrize(("scheduler", "program", "says"), SCHEDULERS)
+@pytest.mark.parametrize("library", ["cray", "unknown", "mpich"])
+def test_the_scheduler_starts_what_has_no_mpirun(find, fake, library, scheduler, program, says):
+    fake("path/mpirun", VERSIONS["openmpi"])  # of another MPI: N jobs of one rank each
+    path = fake(f"path/{program}", VERSIONS[says])
+    assert find(library, scheduler=scheduler).launcher == path
+
+
+def test_its_own_mpirun_comes_before_the_scheduler(find, fake):
+    fake("path/srun", VERSIONS["slurm"])
+    path = fake("path/mpirun", VERSIONS["openmpi"])
+    assert find("openmpi", scheduler="slurm").launcher == path
+
+
+@pytest.mark.parametrize("library", ["cray", "unknown"])
+def test_wanted_is_no_way_around_the_library(find, fake, library):
+    fake("path/mpirun", VERSIONS["openmpi"])
+    with pytest.raises(LaunchError, match=r"got 'openmpi', .*; say nothing, or install"):
+        find(library, wanted="openmpi", scheduler="slurm")
+
+
+def test_a_scheduler_whose_launcher_is_broken(find, fake):
+    fake("path/srun", "srun: fatal: Could not establish a configuration source")
+    with pytest.raises(LaunchError, match=r"srun must be Slurm's .*, got only .*/path/srun; put"):
+        find("cray", scheduler="slurm")
+
+
+def test_a_scheduler_that_is_asked_for_starts_any(find, fake):
+    path = fake("path/srun", VERSIONS["slurm"])
+    assert find("mpich", wanted="srun") == mpis.Mpi("srun", "23.02", path)
 
 
 def test_python_without_mpi4py(tmp_path):

@@ -14,6 +14,7 @@ DIALECTS: dict[str, type[Dialect]] = {
     "mpich": Hydra,
     "intel": Intel,
     "mvapich": Mvapich,
+    "spectrum": OpenMpi4,  # from which it was made
     "srun": Srun,
     "flux": Flux,
     "jsrun": Jsrun,
