@@ -87,6 +87,16 @@ def test_ranks_hosts_and_values(start):
     assert all(row[3:] == [ODD, [":", "a b"]] for row in rows)
 
 
+def test_lines_stay_whole_whatever_srun_is_told(start):
+    told = {"SLURM_LABELIO": "1", "SLURM_UNBUFFEREDIO": "1", "SLURM_STDERRMODE": "none"}
+    job = start(sys.executable, "-c", "for n in range(2000): print(n % 90 * '=')", **told)
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+    lines = [f"[{rank}] {n % 90 * '='}" for rank in range(3) for n in range(2000)]
+    assert sorted(out.splitlines()) == sorted(lines)
+    assert "==" not in err
+
+
 def test_hosts_are_not_given_twice(start):
     job = start("--hosts", "a,b", sys.executable, "-c", "0")
     _, err = job.communicate(timeout=60)
