@@ -27,8 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = act(arguments.parse(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # as under `| head`
+    except OSError as error:  # nobody reads what we print, or the disk is full
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"mpicomp-launch: {error}", file=sys.stderr)
         return BROKEN_PIPE
     except LaunchError as error:
         print(f"mpicomp-launch: {error}", file=sys.stderr)

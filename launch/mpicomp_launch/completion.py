@@ -12,37 +12,86 @@ from mpicomp_launch.options import FIELDS
 
 FILES = ("FILE",)
 DIRECTORIES = ("DIR",)
+ONLY_BEFORE_COMMAND = "complete -c mpicomp-launch -n 'not __mpicomp_launch_command >/dev/null'"
 
 BASH = """_mpicomp_launch() {{
-    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} i
-    for ((i = 1; i < COMP_CWORD; i++)); do
-        case ${{COMP_WORDS[i]}} in
+    local IFS=$' \\t\\n' rest=$COMP_LINE i raw cur prev words=() at=()
+    # bash takes words apart at : and =, as in --hosts a:4,b:4; what no blank parts is one word.
+    for ((i = 0; i <= COMP_CWORD; i++)); do
+        raw=${{COMP_WORDS[i]}}
+        if ((i == 0)) || [[ $rest == [[:space:]]* ]]; then
+            words+=("$raw") at+=("$i")
+        else
+            words[-1]+=$raw
+        fi
+        rest=${{rest#"${{rest%%[![:space:]]*}}"}}
+        rest=${{rest#"$raw"}}
+    done
+    cur=${{words[-1]}} prev=${{words[-2]}}
+    for ((i = 1; i < ${{#words[@]}} - 1; i++)); do
+        case ${{words[i]}} in
             {with_value}) ((i++));;
             -*) ;;
             *)
-                if declare -F _command_offset >/dev/null; then _command_offset "$i"
-                else mapfile -t COMPREPLY < <(compgen -f -- "$cur"); fi
+                if declare -F _command_offset >/dev/null; then _command_offset "${{at[i]}}"
+                else mapfile -t COMPREPLY < <(compgen -f -- "$raw"); fi
                 return;;
         esac
     done
+    if [[ $cur == --*=* ]]; then
+        prev=${{cur%%=*}} cur=${{cur#*=}}
+    fi
     case $prev in
 {cases}
+        *)
+            if [[ $cur == -* ]]; then
+                mapfile -t COMPREPLY < <(compgen -W {flags} -- "$cur")
+            else
+                mapfile -t COMPREPLY < <(compgen -c -- "$cur")
+            fi;;
     esac
-    if [[ $cur == -* ]]; then
-        mapfile -t COMPREPLY < <(compgen -W {flags} -- "$cur")
-    else
-        mapfile -t COMPREPLY < <(compgen -c -- "$cur")
-    fi
+    # Of a word that was taken apart, only the last piece is replaced.
+    [[ $raw == [:=] ]] && raw=
+    COMPREPLY=("${{COMPREPLY[@]#"${{cur%"$raw"}}"}}")
 }}
 complete -o filenames -o bashdefault -F _mpicomp_launch mpicomp-launch
 """
 ZSH = """#compdef mpicomp-launch
 _mpicomp_launch() {{
-    _arguments -S \\
+    _arguments -S -A '-*' \\
 {specs}
         '*::command:_normal'
 }}
-compdef _mpicomp_launch mpicomp-launch
+if [[ $funcstack[1] == _mpicomp-launch ]]; then
+    _mpicomp_launch  # this file, found on fpath, is the function
+else
+    compdef _mpicomp_launch mpicomp-launch
+fi
+"""
+FISH = """# COMMAND and its arguments, once they have begun
+function __mpicomp_launch_command
+    set -l words (commandline -opc)[2..-1]
+    while set -q words[1]
+        switch $words[1]
+            case {with_value}
+                set -e words[1..2]
+            case '-*'
+                set -e words[1]
+            case '*'
+                string escape -- $words
+                return 0
+        end
+    end
+    return 1
+end
+function __mpicomp_launch_complete
+    if set -l words (__mpicomp_launch_command)
+        complete -C (string join ' ' -- $words (commandline -ct))
+    else
+        __fish_complete_command
+    end
+end
+complete -c mpicomp-launch -x -a '(__mpicomp_launch_complete)'
 """
 
 
@@ -89,9 +138,7 @@ def bash() -> str:
         else:
             continue
         pattern = "|".join(flag.forms)
-        cases.append(
-            f'        {pattern}) mapfile -t COMPREPLY < <(compgen {how} -- "$cur"); return;;'
-        )
+        cases.append(f'        {pattern}) mapfile -t COMPREPLY < <(compgen {how} -- "$cur");;')
     every = [form for flag in flags() for form in flag.forms]
     valued = [form for flag in flags() if flag.value for form in flag.forms]
     return BASH.format(
@@ -111,20 +158,23 @@ def zsh() -> str:
             is_path = flag.value in FILES + DIRECTORIES
             value = f":{flag.value}:" + (f"({names})" if names else what if is_path else " ")
         for form in flag.forms:
+            if value and form.startswith("--"):
+                form += "="  # its value may follow an equals sign
             specs.append(f"        {shlex.quote(f'*{form}[{text}]{value}')} \\")
     return ZSH.format(specs="\n".join(specs))
 
 
 def fish() -> str:
     """For `mpicomp-launch --completion fish | source`."""
-    lines = []
+    valued = [form for flag in flags() if flag.value for form in flag.forms]
+    lines = [FISH.format(with_value=" ".join(valued))]
     for flag in flags():
         forms = [
             f"-l {form[2:]}" if form.startswith("--") else
             f"-s {form[1:]}" if len(form) == 2 else f"-o {form[1:]}"
             for form in flag.forms
         ]  # fmt: skip
-        words = ["complete -c mpicomp-launch", *forms, f"-d {shlex.quote(flag.help)}"]
+        words = [ONLY_BEFORE_COMMAND, *forms, f"-d {shlex.quote(flag.help)}"]
         if flag.names:
             words.append(f"-x -a {shlex.quote(' '.join(flag.names))}")
         elif flag.value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from mpicomp_launch.errors import LaunchError
@@ -22,7 +23,7 @@ def write(path: str, resolved: Resolved) -> None:
     suffix = os.path.splitext(path)[1]
     if suffix not in ASSIGN:
         raise LaunchError(f"--write-config must name a .toml, .yaml or .yml file, got {path!r}")
-    text = render(resolved, suffix)
+    text = render(seen_from(os.path.dirname(path), resolved), suffix)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
@@ -31,6 +32,17 @@ def write(path: str, resolved: Resolved) -> None:
         ) from None
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def seen_from(directory: str, resolved: Resolved) -> Resolved:
+    """With the files that options read named as seen from the new file's directory."""
+    options = resolved.options
+    for name, field in FIELDS.items():
+        file = getattr(options, name)
+        if field.metadata["is_input"] and file is not None:
+            changed: dict[str, Any] = {name: os.path.relpath(file, directory or os.curdir)}
+            options = replace(options, **changed)
+    return replace(resolved, options=options)
 
 
 def render(resolved: Resolved, suffix: str) -> str:

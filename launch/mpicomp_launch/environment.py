@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.frames import LISTENED_TO
 from mpicomp_launch.hosts import Placement, expand
-from mpicomp_launch.kinds import HostSection
+from mpicomp_launch.kinds import HostSection, number_text
 from mpicomp_launch.options import FIELDS, Options, variable_of
 from mpicomp_launch.resolve import CONFIG_VARIABLE
 
@@ -60,7 +60,7 @@ def rank_exports(
     exports = {
         EXPECT_SIZE: str(np),
         "MPICOMP_THREADS": "auto",
-        "MPICOMP_GRACE": f"{options.grace:g}",
+        "MPICOMP_GRACE": number_text(options.grace),
         "MPICOMP_CHDIR": cwd,
     }
     if options.gpu_bind != "none":
@@ -87,7 +87,7 @@ def as_text(value: object) -> str:
     """A setting of the library as a variable."""
     if isinstance(value, bool):
         return "1" if value else "0"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return number_text(value) if isinstance(value, float) else str(value)
 
 
 def resolve_values(

@@ -247,6 +247,8 @@ class Guard:
                 end = time.monotonic() + LINGER_SECONDS
         for lines in self._lines.values():
             self._put(lines.take_piece())
+        if self._report in self._selector.get_map():  # written in the last moment
+            self._read(self._report)
         code = os.waitstatus_to_exitcode(self._status)
         ended = {"status": max(code, 0), "signal": max(-code, 0), "stopped": self._is_stopped}
         self._tell("x", ended)

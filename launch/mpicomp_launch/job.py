@@ -25,6 +25,7 @@ TIMED_OUT = 124
 TICK_SECONDS = 0.2
 POLL_SECONDS = 0.002  # for the end of mpirun, when it has closed its output
 NOTICE_SECONDS = 1.0  # from a rank's failure to our ending the job, if the MPI has not
+LOOK_SECONDS = 2.0  # between two looks for ranks that were killed without a word
 KILL_SECONDS = 2.0  # from our ending mpirun to SIGKILL for whoever is left
 DRAIN_SECONDS = 1.0  # for output that is still under way when mpirun has ended
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -80,6 +81,7 @@ class Job:
         self._install_signals()
         self._alarm("start", limits.start)
         self._alarm("timeout", limits.whole)
+        self._alarm("look", LOOK_SECONDS)
 
     def run(self) -> int:
         """Waits for the end and returns the exit status.
@@ -145,7 +147,7 @@ class Job:
                 self._printer.plain(item)  # the MPI's own obituaries would bury the reason
             return
         self.roster.take(item)
-        if self.roster.failures:
+        if self.roster.failures or self.roster.has_stopped:
             self._alarm("end", NOTICE_SECONDS)
 
     def _look_at_start(self) -> None:
@@ -178,7 +180,12 @@ class Job:
         now = time.monotonic()
         for what in [name for name, due in self._alarms.items() if due <= now]:
             del self._alarms[what]
-            if what == "kill":
+            if what == "look":
+                self.roster.look_for_killed(descendants(), os.uname().nodename)
+                if self.roster.failures:
+                    self._alarm("end", NOTICE_SECONDS)
+                self._alarm("look", LOOK_SECONDS)
+            elif what == "kill":
                 kill_descendants()
             elif what == "end":
                 self._process.terminate()

@@ -125,6 +125,11 @@ def scalar(value: Any) -> str:
     return str(value)
 
 
+def number_text(value: float) -> str:
+    """A number as a text that reads back the same, without an idle `.0`."""
+    return repr(value).removesuffix(".0")
+
+
 def partition(word: Any) -> tuple[str, str, str]:
     """`NAME=VALUE` at its first `=`."""
     return parse_text(word).partition("=")

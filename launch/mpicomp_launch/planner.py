@@ -47,7 +47,7 @@ def make_plan(
     np = count_ranks(options, placement, granted, warnings)
     if granted is not None and granted.scheduler in UNKNOWN_TO.get(mpi.family, ()):
         placement = unless_all_here(hosts.place(granted.hosts, np))
-    cwd = os.path.abspath(options.cwd or os.getcwd())
+    cwd = working_directory(options.cwd)
     kept = without_own(environ)
     exports = rank_exports(options, np, cwd, placement or granted_places(granted, np), kept)
     plan = Plan(
@@ -162,6 +162,20 @@ def count_ranks(
             "-np or --hosts must be given, got nothing; as in `-np 4` for four ranks on this host"
         )
     return slots or sum(host.slots for host in named)
+
+
+def working_directory(given: str | None) -> str:
+    """The directory of all ranks; it must be one on this host too."""
+    try:
+        directory = os.path.abspath(given) if given else os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError(
+            "the working directory must exist, got one that was deleted; go elsewhere, or give "
+            "--cwd"
+        ) from None
+    if not os.path.isdir(directory):
+        raise LaunchError(f"--cwd must be a directory, got {directory!r}")
+    return directory
 
 
 def make_agent(options: Options) -> Agent:

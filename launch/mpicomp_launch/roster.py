@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from mpicomp_launch.frames import Frame
 from mpicomp_launch.output import Printer
 
 NOT_STARTED = 125
+KILLED = 137
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Roster:
         started: The ranks that have come up.
         failures: Those that have failed, the first one first.
         first_to_end: The first rank that has ended by itself, for messages.
+        has_stopped: Whether a rank has ended because it was told to.
         is_closed: Whether ranks that fail from now on do so because they have been stopped.
     """
 
@@ -57,10 +60,12 @@ class Roster:
         self.started: dict[int, Started] = {}
         self.failures: list[Failure] = []
         self.first_to_end = ""
+        self.has_stopped = False
         self.is_closed = False
         self._np = np
         self._printer = printer
         self._ended: set[int] = set()
+        self._suspects: set[int] = set()
         self._records: dict[int, bytes] = {}  # those which have come in part
 
     def missing(self) -> list[int]:
@@ -89,6 +94,21 @@ class Roster:
             reason = "was lost, with its host or the way to it"
             self._note(Failure(rank, self.started[rank].host, 1, "", reason))
 
+    def look_for_killed(self, alive: Container[int], host: str) -> None:
+        """Ranks of this host whose guard is gone without a word, at two looks in a row.
+
+        The MPI need not notice: ranks that have not begun with it are nothing to it.
+        """
+        gone = {
+            rank
+            for rank, started in self.started.items()
+            if rank not in self._ended and started.host == host and started.pid not in alive
+        }
+        for rank in sorted(gone & self._suspects):
+            reason = "was killed, together with what watches over it"
+            self._note(Failure(rank, host, KILLED, "", reason))
+        self._suspects = gone
+
     def _take_record(self, rank: int, host: str, kind: str, record: dict[str, Any]) -> None:
         if kind == "s":
             started = Started(**record)
@@ -98,6 +118,7 @@ class Roster:
             self._note(Failure(rank, host, **record))
         else:
             self._ended.add(rank)
+            self.has_stopped |= record["stopped"]
             if not record["stopped"]:
                 self.first_to_end = self.first_to_end or f"rank {rank} on {host}"
             status = 128 + record["signal"] if record["signal"] else record["status"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from mpicomp_launch import hosts, planner
 from mpicomp_launch.errors import LaunchError
-from mpicomp_launch.kinds import FLAG
+from mpicomp_launch.kinds import FLAG, number_text
 from mpicomp_launch.options import FIELDS, flag_of
 from mpicomp_launch.resolve import Resolved
 
@@ -102,4 +102,7 @@ def passed(resolved: Resolved) -> Iterator[str]:
         elif isinstance(value, tuple):
             yield f"{flag_of(name)}={shlex.join(value)}"
         else:
-            yield from (flag_of(name), f"{value:g}" if isinstance(value, float) else str(value))
+            yield from (
+                flag_of(name),
+                number_text(value) if isinstance(value, float) else str(value),
+            )

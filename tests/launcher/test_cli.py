@@ -77,3 +77,10 @@ def test_help_into_a_pipe_that_closes(environ):
     words = f"{sys.executable} -m mpicomp_launch --completion bash | true"
     done = subprocess.run(["bash", "-c", words], env=environ, capture_output=True, text=True)
     assert done.stderr == ""
+
+
+def test_full_disk(environ):
+    words = [sys.executable, "-m", "mpicomp_launch", "--completion", "bash"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, env=environ, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == "mpicomp-launch: [Errno 28] No space left on device\n"

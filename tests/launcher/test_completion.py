@@ -1,5 +1,7 @@
 """Completion, by the shells themselves."""
 
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from mpicomp_launch.options import FIELDS, flag_of
 
 BASH = """
 source {script}
-COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMP_LINE={line}
 _mpicomp_launch
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
@@ -26,9 +28,13 @@ def complete(tmp_path):
             pytest.skip(f"{shell} is not installed")
         script = tmp_path / "script"
         script.write_text(completion.script(shell))
-        quoted = " ".join(f"'{word}'" for word in words)
         if shell == "bash":
-            command = ["bash", "-c", BASH.format(script=script, words=quoted)]
+            line = shlex.quote(" ".join(words))
+            pieces = [
+                piece for word in words for piece in re.split("([:=])", word) if piece or not word
+            ]
+            quoted = " ".join(map(shlex.quote, pieces))
+            command = ["bash", "-c", BASH.format(script=script, words=quoted, line=line)]
         else:
             line = " ".join(words)
             command = ["fish", "-N", "-c", f"source {script}; complete -C '{line}'"]
@@ -48,6 +54,11 @@ def test_options_and_choices(complete, shell):
     assert complete(shell, "mpicomp-launch", "--completion", "z") == {"zsh"}
 
 
+def test_words_that_bash_takes_apart(complete):
+    assert complete("bash", "mpicomp-launch", "--hosts", "a:4,b:4", "--ta") == {"--tag"}
+    assert complete("bash", "mpicomp-launch", "--tag=no") == {"none"}
+
+
 def test_files_and_what_follows_the_command(complete, tmp_path):
     (tmp_path / "hosts.txt").touch()
     assert "hosts.txt" in complete("bash", "mpicomp-launch", "--hostfile", "ho")
@@ -64,7 +75,7 @@ def test_zsh_takes_it(tmp_path):
     done = subprocess.run(["zsh", "-f", "-c", code], capture_output=True, text=True)
     assert done.stdout == "_mpicomp_launch\n", done.stderr
     for name in FIELDS:
-        assert name == "host" or f"*{flag_of(name)}[" in script.read_text()
+        assert name == "host" or f"*{flag_of(name)}" in script.read_text()
 
 
 def test_at_the_command_line(environ):

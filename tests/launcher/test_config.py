@@ -220,3 +220,10 @@ def test_written_file_is_private_and_new(write, suffix):
         config_writer.write(name, Resolved(Options(), {}))
     with pytest.raises(LaunchError, match=r"must name a \.toml"):
         config_writer.write("x.json", Resolved(Options(), {}))
+
+
+def test_files_are_named_as_seen_from_the_new_file(write):
+    write("hosts.txt", "a:2\n")
+    write("sub/other.txt", "")
+    config_writer.write("sub/x.toml", Resolved(Options(hostfile="hosts.txt"), {"hostfile": "here"}))
+    assert os.path.samefile(config.read("sub/x.toml")["hostfile"].value, "hosts.txt")

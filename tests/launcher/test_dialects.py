@@ -144,6 +144,7 @@ def test_intel_gets_a_command_line_for_each_host():
             {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
         ),
         ("srun", {"interface": "10.0.0.0/24"}, {"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/24"}),
+        ("srun", {"environ": {"SLURM_LABELIO": "1", "SLURM_JOB_ID": "7"}}, {"SLURM_LABELIO": "0"}),
         (
             "mpich",
             EVERYTHING,

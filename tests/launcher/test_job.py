@@ -278,3 +278,35 @@ def test_full_disk(environ, mpi):
     assert done.stderr == (
         "mpicomp-launch: output cannot be written: No space left on device, ending the job\n"
     )
+
+
+@pytest.mark.parametrize("who", ["guard", "shim"])
+def test_what_watches_over_a_rank_is_killed(environ, mpi, who):
+    """Before MPI has begun, so that no mpirun notices."""
+    code = (
+        "import os, sys, time; guard = os.getppid()\n"
+        "shim = open(f'/proc/{guard}/stat').read().rpartition(')')[2].split()[1]\n"
+        "print(guard, shim, flush=True); time.sleep(100)"
+    )
+    words = ["-m", "mpicomp_launch", "-np", "2", "--tag", "none", sys.executable, "-c", code]
+    job = subprocess.Popen(
+        [sys.executable, *words], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    lines = [job.stdout.readline().split() for _ in range(2)]
+    os.kill(int(lines[0][who == "shim"]), signal.SIGKILL)
+    _, err = job.communicate(timeout=30)
+    assert job.returncode > 0, err
+    assert b"mpicomp-launch: " in err
+
+
+def test_directories_that_are_none(launch, mpi, environ, tmp_path):
+    for wrong in (tmp_path / "none", sys.executable):
+        done = launch("-np", "1", "--cwd", str(wrong), "true")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "--cwd must be a directory" in done.stderr
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    words = f"cd {gone}; rmdir {gone}; {sys.executable} -m mpicomp_launch -np 1 true"
+    done = subprocess.run(["bash", "-c", words], env=environ, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "the working directory must exist" in done.stderr

@@ -113,7 +113,7 @@ def test_variables(plan, tmp_path):
         environ,
         hosts="a,b",
         env=["SECRET", "GIVEN=1 = 2"],
-        fusion_mb=2.5,
+        fusion_mb=25.1234567,
         stats=False,
         cwd=str(tmp_path),
         gpu_bind="local",
@@ -125,7 +125,7 @@ def test_variables(plan, tmp_path):
         "MPICOMP_GRACE": "10",
         "MPICOMP_CHDIR": str(tmp_path),
         "MPICOMP_GPU_BIND": "local",
-        "MPICOMP_FUSION_MB": "2.5",
+        "MPICOMP_FUSION_MB": "25.1234567",
         "MPICOMP_STATS": "0",
         "GIVEN": "1 = 2",
     }

@@ -43,6 +43,7 @@ NodeName=n1 NodeHostname={name} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
 NodeName=n2 NodeHostname={name} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
 PartitionName=main Nodes=ALL Default=YES State=UP
 """
+PMI = {"mpich": "pmi2", "intel": "pmi2", "openmpi": "pmix"}
 UP_SECONDS = 20
 
 
@@ -125,3 +126,16 @@ def mpi(environ):
     """The MPI of the Python that runs the tests."""
     pytest.importorskip("mpi4py")
     return mpis.find(command.parse([sys.executable, "-c", "0"], environ), None, environ)
+
+
+@pytest.fixture(scope="session")
+def pmi(environ, mpi):
+    """The plug-in of srun by which ranks of that MPI find each other.
+
+    `srun --mpi=list` also names those whose libraries are missing (Debian's libpmix-dev).
+    """
+    words = ["srun", f"--mpi={PMI[mpi.family]}", "--ntasks=1", "true"]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60)
+    if "Invalid MPI type" in done.stderr:
+        pytest.skip(f"this Slurm cannot load {PMI[mpi.family]}")
+    return PMI[mpi.family]

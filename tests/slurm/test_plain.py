@@ -6,7 +6,6 @@ import sys
 import pytest
 
 HELLO = "import mpicomp; print(f'rank {mpicomp.rank()} of {mpicomp.size()}', flush=True)"
-PMI = {"mpich": "pmi2", "intel": "pmi2", "openmpi": "pmix"}
 
 
 @pytest.fixture
@@ -28,8 +27,8 @@ def srun(environ, mpi):
     return run
 
 
-def test_ranks_find_each_other(srun, mpi):
-    done = srun(PMI[mpi.family])
+def test_ranks_find_each_other(srun, pmi):
+    done = srun(pmi)
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"], done.stderr
 
 

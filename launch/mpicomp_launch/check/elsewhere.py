@@ -147,4 +147,4 @@ def check_ssh_back(host: str, agent: Agent, address: str) -> Finding:
 def default_paths() -> list[str]:
     """What must be there on every host: the launcher's files and the working directory."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    return [os.path.join(package, "worker.py"), os.getcwd()]
+    return [os.path.join(package, "worker.py"), os.path.realpath(os.curdir)]

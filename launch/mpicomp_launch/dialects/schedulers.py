@@ -52,8 +52,17 @@ class Scheduler(Dialect):
         return exports
 
 
+# What srun may have been told about output, and how it is told the reverse.
+UNTOUCHED = {
+    "SLURM_LABELIO": "0",
+    "SLURM_UNBUFFEREDIO": "0",
+    "SLURM_STDOUTMODE": "all",
+    "SLURM_STDERRMODE": "all",
+}
+
+
 class Srun(Scheduler):
-    """Slurm. A job step gets no more than its share, hence `--overlap` and no new memory limit."""
+    """Slurm. It hands on whole lines, if the user's environment does not say otherwise."""
 
     title = "srun"
     bindings: ClassVar = {
@@ -73,6 +82,10 @@ class Srun(Scheduler):
 
     def directory(self, plan: Plan) -> list[Option]:
         return [(f"--chdir={plan.cwd}",)]
+
+    def exports(self, plan: Plan) -> dict[str, str]:
+        told = {name: value for name, value in UNTOUCHED.items() if name in plan.environ}
+        return super().exports(plan) | told
 
     def carrier(self, signum: int) -> int:
         """It asks back on SIGINT, and kills the ranks itself on SIGTERM."""
