@@ -181,7 +181,10 @@ def probe(python: Sequence[str], environ: Mapping[str, str]) -> Library:
         raise LaunchError(f"{python[0]} must be a working Python, got: {error}") from error
     if answer.returncode:
         raise LaunchError(no_mpi4py(python[0], answer.stderr))
-    text, path = json.loads(answer.stdout.splitlines()[-1])
+    said = [line for line in answer.stdout.splitlines() if line.startswith('["')]
+    if not said:  # others may print before and after, as sitecustomize does
+        raise LaunchError(f"{python[0]} must be a working Python, got one that runs nothing")
+    text, path = json.loads(said[-1])
     for key, family in FAMILIES.items():
         found = re.search(family.library, text) if family.library else None
         if found:

@@ -194,6 +194,17 @@ def test_python_without_mpi4py(tmp_path):
     assert f"write {sys.executable} in its place" in str(caught.value)
 
 
+def test_others_may_print_too(fake):
+    answer = json.dumps([LIBRARIES["mpich"], "/x/libmpi.so"])
+    path = fake("py/python", f"a greeting\n{answer}\nand a farewell")
+    assert mpis.probe([path], {}) == mpis.Library("mpich", "MPICH 5.0.2", "/x/libmpi.so")
+
+
+def test_a_python_that_runs_nothing(fake):
+    with pytest.raises(LaunchError, match="must be a working Python, got one that runs nothing"):
+        mpis.probe([fake("py/python", "something else")], {})
+
+
 def test_the_installed_one(mpi, environ):
     again = mpis.identify(mpi.launcher, environ)
     assert again == mpi
