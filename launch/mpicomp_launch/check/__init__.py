@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from mpicomp_launch import command, dialects, network, planner, session
-from mpicomp_launch.check import elsewhere, here, report
+from mpicomp_launch import allocation, command, network, planner
+from mpicomp_launch.check import elsewhere, here, jobs, report
 from mpicomp_launch.check.findings import FAILURE, OK, WARNING, Finding
 from mpicomp_launch.errors import LaunchError
-from mpicomp_launch.options import Options
-from mpicomp_launch.output import Printer
-from mpicomp_launch.plan import Plan
 from mpicomp_launch.resolve import Resolved
-
-RANKS = str(Path(__file__).with_name("ranks.py"))
-START_SECONDS = 30.0
-WHOLE_SECONDS = 120.0
 
 
 def run(
@@ -47,7 +37,7 @@ def look(resolved: Resolved, words: Sequence[str], environ: Mapping[str, str]) -
     paths = [*elsewhere.default_paths(), *existing(user.arguments[:1])]
     try:
         found = elsewhere.ask(
-            elsewhere.words_of_probe(python, paths, deep=True), elsewhere.LONG_SECONDS
+            elsewhere.words_of_probe(python, paths, environ), elsewhere.ASK_SECONDS
         )
     except elsewhere.Unanswered as error:
         yield Finding(own, "Python", FAILURE, str(error), f"{user.python} must be a Python")
@@ -67,7 +57,8 @@ def look_at_job(
     """The launcher, the other hosts, and small jobs on each of them."""
     own = os.uname().nodename
     try:
-        plan, warnings = planner.make_plan(with_ranks(resolved), words, environ)
+        resolved = with_ranks(resolved, environ)
+        plan, warnings = planner.make_plan(resolved, words, environ)
     except LaunchError as error:
         yield Finding(own, "launcher", FAILURE, str(error))
         return
@@ -79,15 +70,12 @@ def look_at_job(
     hosts = [place.host for place in plan.placement if not network.is_here(place.host)]
     with ThreadPoolExecutor(max_workers=32) as pool:
         results = pool.map(
-            lambda host: elsewhere.check_host(host, plan.agent, python, paths, found), hosts
+            lambda host: elsewhere.check_host(host, plan, python, paths, found), hosts
         )
         there = [finding for findings in results for finding in findings]
     yield from there
-    yield add_up("2 ranks here", resolved, [*python, RANKS], environ, None)
     broken = {each.where for each in there if each.state == FAILURE}
-    for host in hosts:
-        if host not in broken:
-            yield add_up(f"2 ranks, here and {host}", resolved, [*python, RANKS], environ, host)
+    yield from jobs.try_jobs(plan, resolved, python, environ, broken)
 
 
 def existing(names: Sequence[str]) -> list[str]:
@@ -95,46 +83,11 @@ def existing(names: Sequence[str]) -> list[str]:
     return [os.path.abspath(name) for name in names if os.path.exists(name)]
 
 
-def with_ranks(resolved: Resolved) -> Resolved:
+def with_ranks(resolved: Resolved, environ: Mapping[str, str]) -> Resolved:
     """With a number of ranks where nothing says it: a check needs none."""
     options = resolved.options
     named = options.hosts or options.hostfile or any(each.slots for each in options.host)
-    if options.np is None and not named:
+    granted = allocation.detect(environ)
+    if options.np is None and not (granted.is_for_ranks if granted else named):
         options = replace(options, np=2)
     return Resolved(options, resolved.origins)
-
-
-def add_up(
-    what: str,
-    resolved: Resolved,
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    host: str | None,
-) -> Finding:
-    """A job of two ranks that adds numbers up, on this host or on two."""
-    own = os.uname().nodename
-    hosts = None if host is None else f"{own},{host}"
-    options = replace(resolved.options, np=2, hosts=hosts, hostfile=None, host=(), output_dir=None)
-    try:
-        plan, _ = planner.make_plan(Resolved(options, {}), words, environ)
-    except LaunchError as error:
-        return Finding(own, what, FAILURE, str(error))
-    status, text = run_quietly(plan)
-    if status:
-        return Finding(own, what, FAILURE, text or f"status {status}")
-    said = json.loads(text.splitlines()[-1])
-    rate = said["bytes_per_second"]
-    value = f"all-reduce of 1 KB {said['microseconds']:.0f} us, large ones {rate / 1e6:,.0f} MB/s"
-    return Finding(own, what, OK, value)
-
-
-def run_quietly(plan: Plan) -> tuple[int, str]:
-    """Runs a job; returns its status, and its output or the reason of its failure."""
-    out = io.BytesIO()
-    dialect = dialects.for_plan(plan)
-    options = Options(start_timeout=START_SECONDS, timeout=WHOLE_SECONDS, grace=1.0)
-    printer = Printer(out, io.BytesIO())
-    outcome = session.play(plan, dialect, dialect.command(plan), options, printer)
-    if not outcome.status:
-        return 0, out.getvalue().decode()
-    return outcome.status, "; ".join([*outcome.reason, *outcome.text.splitlines()[-1:]])

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpicomp_launch import network
 from mpicomp_launch.agent import Agent
+from mpicomp_launch.check import here
 from mpicomp_launch.check.findings import FAILURE, OK, WARNING, Finding
 from mpicomp_launch.diagnose import WAY_BACK, complaint
+from mpicomp_launch.network import Interface
+from mpicomp_launch.plan import Plan
 
 PROBE = Path(__file__).with_name("probe.py")
-ASK_SECONDS = 30
-LONG_SECONDS = 200  # with MPI and GPUs
+ASK_SECONDS = 200  # MPI, GPUs and CuPy have a minute each
+LOADS = ("PYTHONPATH", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 LARGE_OFFSET_SECONDS = 1.0
 
 
@@ -49,27 +54,41 @@ def ask(argv: Sequence[str], seconds: float) -> dict[str, Any]:
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise Unanswered(lines[-1] if lines else f"status {done.returncode}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    answer = last_json(done.stdout)
+    if answer is None:
+        raise Unanswered("it runs, but does not answer as a Python would")
     return answer
 
 
-def words_of_probe(python: Sequence[str], paths: Sequence[str], *, deep: bool) -> list[str]:
+def last_json(text: str) -> dict[str, Any] | None:
+    """The last line that is a JSON object; others may print, too, even at the end."""
+    for line in reversed(text.splitlines()):
+        if line.startswith('{"'):
+            with contextlib.suppress(ValueError):
+                said: dict[str, Any] = json.loads(line)
+                return said
+    return None
+
+
+def words_of_probe(
+    python: Sequence[str], paths: Sequence[str], environ: Mapping[str, str]
+) -> list[str]:
     """The command that reads the probe."""
-    pythonpath = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    wanted = {"paths": list(paths), "pythonpath": pythonpath, "deep": deep}
-    return [*python, "-", json.dumps(wanted)]
+    loads = {name: environ[name] for name in LOADS if name in environ}
+    return [*python, "-", json.dumps({"paths": list(paths), "loads": loads})]
 
 
 def check_host(
-    host: str, agent: Agent, python: Sequence[str], paths: Sequence[str], here: Mapping[str, Any]
+    host: str, plan: Plan, python: Sequence[str], paths: Sequence[str], own: Mapping[str, Any]
 ) -> list[Finding]:
     """Everything about one other host."""
+    agent = plan.agent
     reach = agent.command(host, ["true"])
     said = complaint(reach)
     if said is not None:
         return [Finding(host, "reached", FAILURE, said, f"try by hand: {shlex.join(reach)}")]
     found = [Finding(host, "reached", OK, f"by {agent.program[0]}")]
-    question = agent.command(host, words_of_probe(python, paths, deep=False))
+    question = agent.command(host, words_of_probe(python, paths, plan.environ))
     asked = time.time()
     try:
         there = ask(question, ASK_SECONDS)
@@ -77,27 +96,53 @@ def check_host(
         version = shlex.join(agent.command(host, [*python, "-V"]))
         advice = f"the same Python must be at the same path; try by hand: {version}"
         return [*found, Finding(host, "Python", FAILURE, str(error), advice)]
-    offset = there["time"] - (asked + time.time()) / 2
-    found += compare(host, there, here)
+    # It tells the time first and then works: half of what is left is the way there.
+    offset = there["time"] - (asked + time.time() - there["took"]) / 2
+
+    def by_hand(words: Sequence[str]) -> str:
+        return f"try by hand: {shlex.join(agent.command(host, words))}"
+
+    found += compare(host, there, own, python, by_hand)
+    found += here.judge_machine(host, there, network.has_rdma())
     found.append(judge_clock(host, offset))
-    return [*found, *check_way_back(host, agent, python)]
+    return [*found, *check_way_back(host, plan, python)]
 
 
-def compare(host: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Finding]:
+def compare(
+    host: str,
+    there: Mapping[str, Any],
+    own: Mapping[str, Any],
+    python: Sequence[str],
+    by_hand: Callable[[Sequence[str]], str],
+) -> Iterator[Finding]:
     """Versions and paths, against those of this host."""
-    pairs = {"Python": (there["python"], here["python"])}
-    pairs |= {name: (there["versions"][name], own) for name, own in here["versions"].items()}
-    for what, (other, own) in pairs.items():
-        if other == own:
-            yield Finding(host, what, OK, str(other))
-        else:
-            advice = "ranks must run the same on every host"
-            yield Finding(host, what, FAILURE, f"{other or 'absent'}, here {own}", advice)
+    show = [*python, "-m", "pip", "show"]
+    triples = [("Python", there["python"], own["python"], [*python, "-V"])]
+    for name, version in own["versions"].items():
+        triples.append((name, there["versions"][name], version, [*show, name]))
+    libraries = [each["mpi"].get("text") for each in (there, own)]
+    if all(libraries) and libraries[0] != libraries[1]:
+        triples.append(("same MPI", *libraries, [*python, "-m", "mpi4py", "--mpi-lib-version"]))
+    for what, other, mine, words in triples:
+        state = likeness(other, mine)
+        value = (other or "absent") + ("" if state == OK else f", here {mine or 'absent'}")
+        advice = "" if state == OK else f"ranks must run the same on every host; {by_hand(words)}"
+        yield Finding(host, what, state, value, advice)
     if there["missing"]:
-        advice = "these must be at the same path on every host"
+        shown = by_hand(["ls", "-d", *there["missing"]])
+        advice = f"these must be at the same path on every host; {shown}"
         yield Finding(host, "paths", FAILURE, f"absent: {', '.join(there['missing'])}", advice)
     else:
         yield Finding(host, "paths", OK, "program and working directory are there")
+
+
+def likeness(version: str | None, own: str | None) -> str:
+    """The same, or the same in name and first two numbers, with which a job runs, or neither."""
+    if version == own:
+        return OK
+    released = [re.match(r"\D*\d+\.\d+", each or "") for each in (version, own)]
+    numbers = {each.group() if each else None for each in released}
+    return WARNING if len(numbers) == 1 and None not in numbers else FAILURE
 
 
 def judge_clock(host: str, offset: float) -> Finding:
@@ -108,7 +153,7 @@ def judge_clock(host: str, offset: float) -> Finding:
     return Finding(host, "clock", WARNING, value, "start a time service (chrony, ntpd)")
 
 
-def check_way_back(host: str, agent: Agent, python: Sequence[str]) -> Iterator[Finding]:
+def check_way_back(host: str, plan: Plan, python: Sequence[str]) -> Iterator[Finding]:
     """A connection from the host to a port of ours, which is open for this moment only."""
     import socket
 
@@ -117,8 +162,8 @@ def check_way_back(host: str, agent: Agent, python: Sequence[str]) -> Iterator[F
         advice = "check the name and the routes"
         yield Finding(host, "way", WARNING, "the route to it is not known", advice)
         return
-    why = f"the route to {host} goes through it"
-    yield Finding(host, "interface", OK, f"{way.name}, {way.address} in {way.network}: {why}")
+    yield Finding(host, "interface", OK, describe_way(host, way, plan))
+    agent = plan.agent
     with socket.create_server((way.address, 0)) as listener:
         port = str(listener.getsockname()[1])
         words = agent.command(host, [*python, "-c", WAY_BACK, way.address, port])
@@ -126,10 +171,24 @@ def check_way_back(host: str, agent: Agent, python: Sequence[str]) -> Iterator[F
     if said is None:
         yield Finding(host, "way back", OK, f"it can connect to {way.address}")
     else:
-        advice = f"open {way.address} for it in the firewalls; MPI uses any port"
-        yield Finding(host, "way back", FAILURE, said, advice)
+        listen = shlex.join([*python, "-m", "http.server", "--bind", way.address, port])
+        advice = (
+            f"open {way.address} for it in the firewalls, MPI uses any port; "
+            f"try by hand: {listen} here, and then {shlex.join(words)}"
+        )
+        value = f"it cannot connect to {way.address}: {said}"
+        yield Finding(host, "way back", FAILURE, value, advice)
     if agent.is_ssh:
         yield check_ssh_back(host, agent, way.address)
+
+
+def describe_way(host: str, way: Interface, plan: Plan) -> str:
+    """Which interface MPI will use towards a host, which transport, and why these."""
+    how = "TCP and shared memory only" if plan.tcp else "what MPI finds best, TCP or RDMA"
+    if plan.interface is not None:
+        return f"{plan.interface}, as --interface says; {how}"
+    why = f"the route to {host} goes through it"
+    return f"{way.name}, {way.address} in {way.network}: {why}; {how}"
 
 
 def check_ssh_back(host: str, agent: Agent, address: str) -> Finding:

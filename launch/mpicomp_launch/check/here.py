@@ -1,4 +1,4 @@
-"""What there is on this host, judged: Python, MPI, GPUs, memory, limits."""
+"""What there is on a host, judged: Python, MPI, GPUs, memory, limits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from mpicomp_launch.check.findings import FAILURE, OK, WARNING, Finding
 
 SMALL_SHM_BYTES = 1 << 30
 FEW_FILES = 4096
+FEW_PROCESSES = 4096  # threads are counted, too
 SMALL_STACK_BYTES = 8 << 20
 UNLIMITED = -1
 
 
 def judge(found: Mapping[str, Any], has_rdma: bool) -> Iterator[Finding]:
-    """Findings from what `probe.py` has told with `deep`."""
+    """Findings about this host, from what `probe.py` has told."""
     host = found["host"]
     yield Finding(host, "Python", OK, f"{found['python']} ({found['executable']})")
     for package, version in found["versions"].items():
@@ -22,6 +23,11 @@ def judge(found: Mapping[str, Any], has_rdma: bool) -> Iterator[Finding]:
             yield Finding(host, package, FAILURE, "absent", f"run `pip install {package}` there")
         else:
             yield Finding(host, package, OK, version)
+    yield from judge_machine(host, found, has_rdma)
+
+
+def judge_machine(host: str, found: Mapping[str, Any], has_rdma: bool) -> Iterator[Finding]:
+    """What is to be known of every host by itself."""
     yield from judge_mpi(host, found["mpi"])
     yield from judge_gpu(host, found["gpu"], found["cupy"])
     yield from judge_memory(host, found["shm"])
@@ -46,9 +52,9 @@ def judge_mpi(host: str, mpi: Mapping[str, Any]) -> Iterator[Finding]:
         advice = "use an MPI that was built with MPI_THREAD_MULTIPLE"
         yield Finding(host, "MPI threads", FAILURE, mpi["level"], advice)
     answers = {
-        True: "yes, MPIX_Query_cuda_support says",
+        True: "yes, MPIX_Query_cuda_support says; each job tries it before it believes that",
         False: "no, MPIX_Query_cuda_support says; gradients go through pinned host memory",
-        None: "not known, there is no MPIX_Query_cuda_support; the library tries it in init",
+        None: "not known, no MPIX_Query_cuda_support; gradients go through pinned host memory",
     }
     yield Finding(host, "MPI and GPU memory", OK, answers[mpi["cuda"]])
 
@@ -101,6 +107,8 @@ def judge_limits(host: str, limits: Mapping[str, int], has_rdma: bool) -> Iterat
         complaints.append("memlock must be unlimited for RDMA: `ulimit -l unlimited`")
     if UNLIMITED < limits["nofile"] < FEW_FILES:
         complaints.append(f"nofile should be {FEW_FILES} or more: `ulimit -n {FEW_FILES}`")
+    if UNLIMITED < limits["nproc"] < FEW_PROCESSES:
+        complaints.append(f"nproc should be {FEW_PROCESSES} or more: `ulimit -u {FEW_PROCESSES}`")
     if UNLIMITED < limits["stack"] < SMALL_STACK_BYTES:
         complaints.append("stack should be 8 MiB or more: `ulimit -s 8192`")
     shown = ", ".join(

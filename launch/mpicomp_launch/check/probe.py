@@ -2,8 +2,8 @@
 
 It uses the standard library only and is given to other hosts through standard input, so that
 nothing must be installed there. What could crash or hang is tried in processes of its own. The
-argument is JSON: paths that should exist, the PYTHONPATH of the job, and whether to try MPI and GPU
-too. The last line it prints is JSON.
+argument is JSON: paths that should exist, and variables that say which libraries the job loads. It
+prints a line of JSON, among whatever others print.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from mpi4py import MPI
 levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled"}
 levels |= {MPI.THREAD_SERIALIZED: "serialized", MPI.THREAD_MULTIPLE: "multiple"}
 maps = open("/proc/self/maps").read()
-path = re.search(r"/.*/libmpi(?:ch|_cray|_abi)?\\.so.*", maps)
+path = re.search(r"/.*/libmpi(?:ch|_cray|_abi|_ibm)?\\.so.*", maps)
 path = path.group() if path else ""
-said = {"text": MPI.Get_library_version().split("\\0")[0].splitlines()[0].strip(), "path": path}
+text = " ".join(MPI.Get_library_version().split("\\0")[0].splitlines()[0].split())
+said = {"text": text, "path": path}
 said["level"] = levels[MPI.Init_thread(MPI.THREAD_MULTIPLE)]
 try:
     said["cuda"] = bool(ctypes.CDLL(path).MPIX_Query_cuda_support())
@@ -59,9 +60,10 @@ LIMITS |= {"nproc": resource.RLIMIT_NPROC, "stack": resource.RLIMIT_STACK}
 TRY_SECONDS = 60
 
 
-def attempt(code: str) -> Any:
+def attempt(code: str, loads: dict[str, str]) -> Any:
     """What a piece of code prints, or its last words as `error`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_COMM", "SLURM_"))}
+    kept.update(loads)
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -76,7 +78,8 @@ def attempt(code: str) -> Any:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
         return {"error": lines[-1]}
-    return json.loads(done.stdout.splitlines()[-1])
+    said = [line for line in done.stdout.splitlines() if line.startswith('{"')]
+    return json.loads(said[-1]) if said else {"error": "it ended well without an answer"}
 
 
 def version(package: str) -> str | None:
@@ -99,7 +102,9 @@ def read(path: str) -> str | None:
 def main() -> None:
     """Prints what there is."""
     wanted = json.loads(sys.argv[1])
-    sys.path[1:1] = wanted["pythonpath"]
+    start = time.monotonic()
+    loads = wanted["loads"]
+    sys.path[1:1] = filter(None, loads.get("PYTHONPATH", "").split(os.pathsep))
     shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
     found: dict[str, Any] = {
         "time": time.time(),
@@ -112,11 +117,11 @@ def main() -> None:
         "shm": shm and {"total": shm.total, "free": shm.free},
         "limits": {name: resource.getrlimit(limit)[0] for name, limit in LIMITS.items()},
         "ptrace": read("/proc/sys/kernel/yama/ptrace_scope"),
+        "mpi": attempt(MPI, loads),
+        "cupy": attempt(CUPY, loads) if importlib.util.find_spec("cupy") else None,
     }
-    if wanted["deep"]:
-        found["mpi"] = attempt(MPI)
-        found["gpu"] = attempt(GPU) if found["versions"]["torch"] else {"error": "no torch"}
-        found["cupy"] = attempt(CUPY) if importlib.util.find_spec("cupy") else None
+    found["gpu"] = attempt(GPU, loads) if found["versions"]["torch"] else {"error": "no torch"}
+    found["took"] = time.monotonic() - start
     print()
     print(json.dumps(found))
 
