@@ -152,3 +152,11 @@ def nobody_is_left(out):
             return False
         time.sleep(0.1)
     return len(pids) == 6
+
+
+def test_check(start):
+    out, err = start("--check", "--json").communicate(timeout=90)
+    found = {each["what"]: each for each in json.loads(out)["findings"]}
+    (job,) = [each for what, each in found.items() if what.startswith("3 ranks, by SLURM_")]
+    assert "all-reduce of 1 KB" in job["value"], (job, err)
+    assert not [what for what in found if what.startswith("2 ranks")]
