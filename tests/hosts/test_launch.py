@@ -375,3 +375,19 @@ def test_check_names_what_does_not(lab, launch, other_python):
     assert found[c, "Python"]["state"] == "failure"
     assert found[lab.nobody, "reached"]["state"] == "failure"
     assert found[lab.nobody, "reached"]["advice"].startswith(f"try by hand: {lab.agent}")
+
+
+def test_check_by_ssh_of_hosts_that_are_all_others(lab, launch, ssh):
+    a, b, c = lab.names
+    words = ["--hosts", f"{b},{c}", "--ssh-port", str(lab.ssh_port)]
+    words += ["--ssh-identity", str(lab.key), f"--ssh-args={' '.join(ssh)}"]
+    done = launch("--check", "--json", *words, agent=False)
+    assert not done.stderr
+    found = {(each["where"], each["what"]): each for each in json.loads(done.stdout)["findings"]}
+    for host in (b, c):
+        for what in ("reached", "MPI threads", "limits", "shared memory", "way back"):
+            assert found[host, what]["state"] in ("ok", "warning"), found[host, what]
+        assert (host, "ssh back") in found
+    for what in (f"2 ranks on {b}", f"2 ranks, {b} and {c}"):
+        assert "all-reduce" in found[a, what]["value"], found[a, what]
+    assert not [what for _, what in found if "here" in what]
