@@ -10,10 +10,12 @@ from typing import Any, NoReturn
 from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.kinds import FLAG
 from mpicomp_launch.options import FIELDS, flag_of
-from mpicomp_launch.resolve import COMMAND_LINE, Value, convert
+from mpicomp_launch.resolve import COMMAND_LINE, Value, convert, nearest, stack
 
 SHELLS = ("bash", "zsh", "fish")
 SCHEDULERS = ("slurm", "pbs")
+ACTIONS = ("check", "completion", "dry_run", "write_config", "write_script")
+SEE_HELP = "; see `mpicomp-launch --help`"
 USAGE = """%(prog)s [-np N] [--hosts LIST] [options] COMMAND [ARGS...]
        %(prog)s --check [options] [COMMAND ...]"""
 DESCRIPTION = """Runs COMMAND on N ranks, on this host, on hosts reached by ssh, or within
@@ -71,7 +73,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises what argparse would print and exit for."""
-        raise LaunchError(f"{message}; see `mpicomp-launch --help`")
+        raise LaunchError(message + SEE_HELP)
 
 
 def parse(argv: Sequence[str]) -> Request:
@@ -81,17 +83,33 @@ def parse(argv: Sequence[str]) -> Request:
         LaunchError: An option is unknown, or its value will not do.
     """
     parser = make_parser()
-    options = vars(parser.parse_args(join_values(parser, argv)))
+    found, unknown = parser.parse_known_args(join_values(parser, argv))
+    if unknown:
+        word = unknown[0].partition("=")[0]
+        near = nearest(word, parser._option_string_actions) or SEE_HELP
+        raise LaunchError(f"{word} is not an option{near}")
+    options = vars(found)
     words = options.pop("command")
-    given = {}
+    given: dict[str, Value] = {}
     for name in FIELDS:
         value = options.pop(name, None)
-        if isinstance(value, list):
-            parts = [convert(name, part, COMMAND_LINE).value for part in value]
-            given[name] = Value(sum(parts, ()), COMMAND_LINE)
-        elif value is not None:
-            given[name] = convert(name, value, COMMAND_LINE)
+        for part in value if isinstance(value, list) else [value]:
+            if part is not None:
+                given |= stack({name: convert(name, part, COMMAND_LINE)}, given)
+    check_actions(options)
     return Request(given, tuple(words[words[:1] == ["--"] :]), **options)
+
+
+def check_actions(options: Mapping[str, Any]) -> None:
+    """Only one thing can be done, and a name must be one."""
+    asked = ["--" + name.replace("_", "-") for name in ACTIONS if options[name]]
+    if len(asked) > 1:
+        raise LaunchError(f"one thing to do must be given, got {' and '.join(asked)}")
+    if options["json"] and not options["check"]:
+        raise LaunchError("--json must be given with --check, got it without")
+    for name in ("config", "write_config"):
+        if options[name] == "":
+            raise LaunchError(f"--{name.replace('_', '-')} must name a file, got ''")
 
 
 def join_values(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
@@ -104,6 +122,8 @@ def join_values(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[st
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
         if words[at] in takes_value and at + 1 < len(words):
             value = words.pop(at + 1)
+            if value == "--":  # argparse would drop it
+                raise LaunchError(f"{words[at]} must be followed by its value, got --")
             words[at] += f"={value}"
         at += 1
     return words

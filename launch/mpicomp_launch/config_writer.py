@@ -35,12 +35,13 @@ def write(path: str, resolved: Resolved) -> None:
 
 
 def seen_from(directory: str, resolved: Resolved) -> Resolved:
-    """With the files that options read named as seen from the new file's directory."""
+    """With relative names of files that options read as seen from the new file's directory."""
     options = resolved.options
     for name, field in FIELDS.items():
         file = getattr(options, name)
-        if field.metadata["is_input"] and file is not None:
-            changed: dict[str, Any] = {name: os.path.relpath(file, directory or os.curdir)}
+        if field.metadata["is_input"] and file is not None and not os.path.isabs(file):
+            real = os.path.realpath(directory)  # `..` leads out of it, not out of a link to it
+            changed: dict[str, Any] = {name: os.path.relpath(file, real)}
             options = replace(options, **changed)
     return replace(resolved, options=options)
 
@@ -52,11 +53,12 @@ def render(resolved: Resolved, suffix: str) -> str:
     for name, field in FIELDS.items():
         if name == "host":
             continue
-        origin = resolved.origins.get(name)
-        lines += ["", f"# {field.metadata['help']}" + (f" (from {origin})" if origin else "")]
+        origin = resolved.origins.get(name, "")
+        place = origin if origin.isprintable() else repr(origin)  # it must stay one line
+        lines += ["", f"# {field.metadata['help']}" + (f" (from {place})" if origin else "")]
         value = getattr(resolved.options, name)
         given = "" if origin else "# "
-        shown = "" if value in (None, ()) else render_value(value)
+        shown = render_value(value) if origin or value not in (None, ()) else ""
         lines.append(f"{given}{name}{assign}{shown}".rstrip())
     if resolved.options.host:
         lines += ["", f"# {FIELDS['host'].metadata['help']}", *render_sections(resolved, suffix)]

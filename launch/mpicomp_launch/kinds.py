@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +23,13 @@ class Kind:
         parse: From a text, or from a value of a config file, to the value of the field; raises
             ValueError or TypeError for anything else.
         names: The words to choose from, if it is a choice.
+        join: A weaker and a stronger value of an option that repeats, in one.
     """
 
     contract: str
     parse: Callable[[Any], Any]
     names: tuple[str, ...] = ()
+    join: Callable[[Any, Any], Any] = operator.add
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class HostSection:
 
 def parse_whole(value: Any) -> int:
     """1 or more; a rank count of seven digits is a slip of the finger."""
-    if isinstance(value, bool) or not re.fullmatch("0*[1-9][0-9]{0,5}", str(value)):
+    if not re.fullmatch("0*[1-9][0-9]{0,5}", scalar(value)) or isinstance(value, bool):
         raise ValueError
     return int(value)
 
@@ -54,9 +58,17 @@ def parse_number(value: Any) -> float:
 
 
 def parse_text(value: Any) -> str:
-    """A text without the one character that neither arguments nor variables can carry."""
-    if not isinstance(value, str) or not value or "\0" in value:
+    """A text that says something."""
+    if not value:
         raise ValueError
+    return carried(value)
+
+
+def carried(value: Any) -> str:
+    """A text that arguments and variables can carry: no NUL, no half of a character."""
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError
+    os.fsencode(value)
     return value
 
 
@@ -66,19 +78,20 @@ def parse_flag(value: Any) -> bool:
         return value
     words = {"1": True, "true": True, "yes": True, "on": True}
     words |= {"0": False, "false": False, "no": False, "off": False}
-    return words[str(value).lower()]
+    return words[scalar(value).lower()]
 
 
 def parse_words(value: Any) -> tuple[str, ...]:
     """One text, split as a shell would, or a list of words."""
-    if isinstance(value, str):
-        return tuple(shlex.split(value))
-    return tuple(parse_text(word) for word in as_list(value))
+    words = shlex.split(value) if isinstance(value, str) else as_list(value)
+    return tuple(map(carried, words))
 
 
 def parse_hosts(value: Any) -> str:
     """A host list, or a list of them."""
-    return value if isinstance(value, str) and value else ",".join(map(parse_text, as_list(value)))
+    return parse_text(
+        value if isinstance(value, str) else ",".join(map(parse_text, as_list(value)))
+    )
 
 
 def parse_env(value: Any) -> tuple[tuple[str, str | None], ...]:
@@ -89,8 +102,9 @@ def parse_env(value: Any) -> tuple[tuple[str, str | None], ...]:
         words = [value] if isinstance(value, str) else as_list(value)
         pairs = [(n, text if equals else None) for n, equals, text in map(partition, words)]
     for name, text in pairs:
-        if not VARIABLE_NAME.fullmatch(name) or "\0" in (text or ""):
+        if not VARIABLE_NAME.fullmatch(name):
             raise ValueError
+        carried(text or "")
     return tuple(pairs)
 
 
@@ -99,25 +113,36 @@ def parse_sections(value: Any) -> tuple[HostSection, ...]:
     found = []
     for name, section in value.items():
         given = {str(key).replace("-", "_"): each for key, each in dict(section or {}).items()}
-        env = parse_env(given.pop("env", {}))
-        counts = {
-            key: parse_whole(given.pop(key)) for key in ("slots", "max_slots") if key in given
-        }
-        if given:
-            raise ValueError
-        found.append(HostSection(parse_text(name), env=env, **counts))
+        settings = {key: SECTION_KINDS[key].parse(each) for key, each in given.items()}
+        found.append(HostSection(parse_text(name), **settings))
     return tuple(found)
+
+
+def join_sections(
+    weaker: Sequence[HostSection], stronger: Sequence[HostSection]
+) -> tuple[HostSection, ...]:
+    """One section for each name, by what both say of it."""
+    found = {section.name: section for section in weaker}
+    for section in stronger:
+        before = found.get(section.name, HostSection(section.name))
+        found[section.name] = HostSection(
+            section.name,
+            section.slots or before.slots,
+            section.max_slots or before.max_slots,
+            before.env + section.env,
+        )
+    return tuple(found.values())
 
 
 def as_list(value: Any) -> Sequence[Any]:
     """A list of a config file, not a text."""
-    if not isinstance(value, (list, tuple)) or not value:
+    if not isinstance(value, (list, tuple)):
         raise TypeError
     return value
 
 
 def scalar(value: Any) -> str:
-    """A variable's value as a config file has it: text, number or truth value."""
+    """The text of a single value: a text, a number or a truth value, but no list."""
     if isinstance(value, bool):
         return "1" if value else "0"
     if not isinstance(value, (str, int, float)):
@@ -153,4 +178,7 @@ FLAG = Kind("true or false", parse_flag)
 WORDS = Kind("words, quoted as for a shell", parse_words)
 HOSTS = Kind("a host list as in a:4,b:4", parse_hosts)
 ENV = Kind("NAME or NAME=VALUE", parse_env)
-SECTIONS = Kind("a table of hosts with slots, max_slots and env", parse_sections)
+SECTION_KINDS = {"slots": WHOLE, "max_slots": WHOLE, "env": ENV}
+SECTIONS = Kind(
+    "a table of hosts with slots, max_slots and env", parse_sections, join=join_sections
+)

@@ -49,7 +49,7 @@ def option(
     Args:
         flags: Short forms beside `--the-name`; ("",) for an option that only files can give.
         variable: The library's variable it becomes; others are `MPICOMP_LAUNCH_<NAME>`.
-        repeats: Whether values of several occurrences are joined.
+        repeats: Whether values of several occurrences, or of several sources, are joined.
         is_input: Whether it names a file to read; a config file names it as seen from itself.
     """
     metadata = {
@@ -83,7 +83,12 @@ class Options:
         TEXT, JOB, "file of hosts, one a line", metavar="FILE", is_input=True
     )
     host: tuple[HostSection, ...] = option(
-        SECTIONS, JOB, "sections of a config file, one a host", default=(), flags=("",)
+        SECTIONS,
+        JOB,
+        "sections of a config file, one a host",
+        default=(),
+        flags=("",),
+        repeats=True,
     )
     mpi: str | None = option(
         choice("mpich", "openmpi", "intel", "mvapich", "spectrum", "srun", "flux", "jsrun", "pals"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mpicomp_launch.errors import LaunchError
+from mpicomp_launch.kinds import Kind
 from mpicomp_launch.options import FIELDS, Options, flag_of, variable_of
 
 PREFIX = "MPICOMP_"
@@ -39,23 +41,29 @@ class Resolved:
 
 
 def resolve(*sources: Mapping[str, Value]) -> Resolved:
+    """The options that several sources give, the strongest first."""
+    values = stack(*sources)
+    return Resolved(
+        Options(**{name: each.value for name, each in values.items()}),
+        {name: each.origin for name, each in values.items()},
+    )
+
+
+def stack(*sources: Mapping[str, Value]) -> dict[str, Value]:
     """Takes each option from the first source that has it.
 
-    Options that repeat (`env`, `mpi_args`, `ssh_args`) are joined over all sources, the strongest
-    last, so that it wins where an order decides.
+    Options that repeat (`env`, `host`, `mpi_args`, `ssh_args`) are joined over all sources, the
+    strongest last, so that it wins where an order decides.
     """
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
+    values = {}
     for name, field in FIELDS.items():
-        given = [source[name] for source in sources if name in source]
-        if not given:
-            continue
-        if field.metadata["repeats"]:
-            values[name] = sum((each.value for each in reversed(given)), ())
-            origins[name] = ", ".join(each.origin for each in reversed(given))
-        else:
-            values[name], origins[name] = given[0].value, given[0].origin
-    return Resolved(Options(**values), origins)
+        given = [source[name] for source in reversed(sources) if name in source]
+        if given and field.metadata["repeats"]:
+            value = functools.reduce(field.metadata["kind"].join, [each.value for each in given])
+            values[name] = Value(value, ", ".join(dict.fromkeys(each.origin for each in given)))
+        elif given:
+            values[name] = given[-1]
+    return values
 
 
 def convert(name: str, value: Any, origin: str) -> Value:
@@ -64,12 +72,26 @@ def convert(name: str, value: Any, origin: str) -> Value:
     Raises:
         LaunchError: It is not what the option accepts; the text begins with the origin.
     """
-    kind = FIELDS[name].metadata["kind"]
+    named = flag_of(name) if origin == COMMAND_LINE else f"{origin}: {name}"
+    return Value(accept(FIELDS[name].metadata["kind"], value, named), origin)
+
+
+def accept(kind: Kind, value: Any, named: str) -> Any:
+    """The value as the kind has it; an error begins with `named`."""
     try:
-        return Value(kind.parse(value), origin)
+        return kind.parse(value)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        named = flag_of(name) if origin == COMMAND_LINE else f"{origin}: {name}"
-        raise LaunchError(f"{named} must be {kind.contract}, got {reprlib.repr(value)}") from None
+        raise LaunchError(f"{named} must be {kind.contract}, got {shown(value)}") from None
+
+
+def shown(value: Any) -> str:
+    """A value for an error message: not more of it than can be read."""
+    short = reprlib.Repr()
+    short.maxlevel = 2
+    try:
+        return short.repr(value)
+    except ValueError:  # Python prints no number of more than 4300 digits
+        return "a number that is too long"
 
 
 def from_environment(environ: Mapping[str, str], others: Iterable[str]) -> dict[str, Value]:

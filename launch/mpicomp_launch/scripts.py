@@ -60,10 +60,12 @@ def script(scheduler: str, resolved: Resolved, words: Sequence[str]) -> str:
     """A script to hand in with `sbatch` or `qsub`; hosts and ranks are in its head.
 
     Raises:
-        LaunchError: There is no command, or nothing says how many ranks there shall be.
+        LaunchError: There is no command, nothing says how many ranks there shall be, or a host
+            has variables of its own.
     """
     if not words:
         raise LaunchError("COMMAND must be given for --write-script, got nothing")
+    refuse_variables_of_hosts(resolved)
     nodes, np = size(resolved)
     seconds = math.ceil(resolved.options.timeout or DEFAULT_SECONDS)
     values = {
@@ -74,6 +76,16 @@ def script(scheduler: str, resolved: Resolved, words: Sequence[str]) -> str:
     }
     command = shlex.join(["mpicomp-launch", *passed(resolved), *words])
     return HEADS[scheduler].format(**values) + BODY[scheduler].format(command=command)
+
+
+def refuse_variables_of_hosts(resolved: Resolved) -> None:
+    """The scheduler chooses the hosts, so what is special about one cannot be passed on."""
+    for section in resolved.options.host:
+        if section.env:
+            raise LaunchError(
+                f"host sections must have no env for --write-script, got one of {section.name!r} "
+                f"({resolved.origins['host']}); give it to all ranks with --env"
+            )
 
 
 def size(resolved: Resolved) -> tuple[int, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Callable
 
 Positions = dict[tuple[str, ...], tuple[int, int]]
 
@@ -21,16 +23,22 @@ TOKEN = re.compile(
 )
 
 
-def locate(text: str) -> Positions:
-    """Line and column, from 1, of each key, by the keys that lead to it."""
-    return Locator(text).positions
+def locate(text: str, unquote: Callable[[str], str]) -> Positions:
+    """Line and column, from 1, of each key, by the keys that lead to it.
+
+    Args:
+        text: A text that is known to be TOML.
+        unquote: What a quoted text with escapes stands for.
+    """
+    return Locator(text, unquote).positions
 
 
 class Locator:
     """Goes through a text once, key by key."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, unquote: Callable[[str], str]) -> None:
         self.positions: Positions = {}
+        self._unquote = unquote
         self._lines = [0, *(found.end() for found in re.finditer("\n", text))]
         self._tokens = [
             (each.lastgroup or "", each.group(), each.start())
@@ -67,7 +75,9 @@ class Locator:
         while self._at < len(self._tokens):
             kind, word, start = self._tokens[self._at]
             if kind in ("bare", "string"):
-                keys = (*keys, word[1:-1] if kind == "string" else word)
+                has_escapes = word.startswith('"') and "\\" in word
+                plain = word[1:-1] if kind == "string" else word
+                keys = (*keys, self._unquote(word) if has_escapes else plain)
                 self.positions.setdefault(keys, self._place(start))
             elif word != ".":
                 break
@@ -93,5 +103,5 @@ class Locator:
                 depth += 1 if word == "[" else -1
 
     def _place(self, start: int) -> tuple[int, int]:
-        line = sum(begin <= start for begin in self._lines)
+        line = bisect_right(self._lines, start)
         return line, start - self._lines[line - 1] + 1

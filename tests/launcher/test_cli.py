@@ -20,8 +20,8 @@ import pytest
         ("-np 2 --", "COMMAND must be given"),
         ("-np 2 no-such-program --x", "COMMAND must be a program on PATH"),
         ("-np 2 python no-such-script.py", "must be a file, got 'no-such-script.py'"),
-        ("-np 2 --no-such-option env", "unrecognized arguments: --no-such-option"),
-        ("-np 2 --compress x env", "unrecognized arguments: --compress"),
+        ("-np 2 --no-such-option env", "--no-such-option is not an option"),
+        ("-np 2 --compress x env", "--compress is not an option; did you mean --compression?"),
         (
             "-np 2 --mpi lam env",
             "--mpi must be mpich, openmpi, intel, mvapich, spectrum, srun, flux, jsrun or pals, "

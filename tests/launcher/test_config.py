@@ -3,13 +3,16 @@
 import contextlib
 import os
 import string
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpicomp_launch import config, config_writer, toml_positions
+from mpicomp_launch import config, config_writer, kinds, toml_positions
+from mpicomp_launch.documents import parse_toml
 from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.kinds import HostSection
 from mpicomp_launch.options import FIELDS, Options
@@ -87,14 +90,35 @@ def test_values_and_where_they_stand(write, name):
         ("a.toml", "np = 2\n[host.a]\nslot = 3\n", "a.toml:3:1: slot is .* did you mean slots"),
         ("a.yaml", "host:\n  a: {slot: 3}\n", r"a.yaml:2:7: slot is .* did you mean slots"),
         ("a.toml", "host = {a = {slot = 3}}", r"a.toml:1:14: slot is"),
-        ("a.toml", "np = ", r"a.toml: Invalid value"),
+        ("a.toml", "np = 2\n[host.a]\nslots = 0\n", "a.toml:3:1: slots must be a whole number"),
+        (
+            "a.yaml",
+            "host:\n  a:\n    env: {A B: 1}\n",
+            "a.yaml:3:5: env must be NAME or NAME=VALUE",
+        ),
+        (
+            "a.yaml",
+            "host: {a: {max-slots: 2, max_slots: 3}}",
+            "a.yaml:1:26: max_slots .* got it twice",
+        ),
+        ("a.toml", "np = 2\n[[host]]\nslots = 1\n", "a.toml:2:3: host must be a table of hosts"),
+        ("a.toml", 'np = 2\n"\\u006epp" = 2\n', "a.toml:2:1: npp is not .* did you mean np"),
+        ("a.toml", '"a\\nb" = 2\n', r"a.toml:1:1: 'a\\nb' is not an option"),
+        ("a.toml", "np = 2\ntag = \n", r"a.toml:2:7: Invalid value"),
+        ("a.toml", "np = 0x" + "f" * 9000, "a.toml:1:1: np must be .* a number that is too long"),
+        ("a.toml", "cwd = " + "[" * 9999, "a.toml: .* must not be nested so deeply"),
+        ("a.yaml", "cwd: " + "[" * 9999, "a.yaml: .* must not be nested so deeply"),
+        ("a.yaml", "stats: !!bool x", "a.yaml: a value must be what its tag says"),
+        ("a.yaml", "cwd: !!float ''", "a.yaml: a value must be what its tag says"),
+        ("a.yaml", "cwd: !!int x", "a.yaml: a value must be what its tag says"),
+        ("a.yaml", 'cwd: "\\ud800"', "a.yaml:1:1: cwd must be a text"),
         ("a.yaml", "np: [", r"a.yaml:1:6"),
         ("a.yaml", "np: 2\nnp: 3", r"a.yaml:2:1: np must be given once"),
         ("a.toml", "fusion-mb = 2\nfusion_mb = 3", "a.toml:2:1: fusion_mb must be given once"),
         ("a.yaml", "- np", "must be a table of options"),
         ("a.yaml", "tag: !!python/object/apply:os.system [ls]", "a.yaml:1:6: could not determine"),
         ("a.ini", "", r"must be .toml, .yaml or .yml, got 'a.ini'"),
-        ("a.toml", "include = 3", "a file must be given by its name|not iterable"),
+        ("a.toml", "include = 3", "a.toml:1:1: a file must be given by its name, got 3"),
         ("a.toml", "include = 'none.toml'", "must be a readable text, got none.toml"),
         ("a.toml", "include = 'a.toml'", "must not include itself, got a.toml -> a.toml"),
         ("a.toml", "tag = 'all'", "tag must be rank, host:rank or none, got 'all'"),
@@ -115,15 +139,66 @@ def test_include_is_weaker_and_relative(write):
     assert found["tag"].origin == "base/b.yaml:2:1"
 
 
+def test_included_files_are_joined_where_options_repeat(write):
+    write("b.toml", "env = ['A=weak', 'B=1']\n[host.a]\nslots = 2\nenv = ['C=1']\n")
+    write("c.yaml", "env: [A=middle]\ntag: none\n")
+    text = "env = ['A=strong']\ninclude = ['b.toml', 'c.yaml']\n[host.a]\nmax-slots = 3\n"
+    found = config.read(write("a.toml", text))
+    assert dict(found["env"].value) == {"A": "strong", "B": "1"}
+    assert found["env"].origin == "b.toml:1:1, c.yaml:1:1, a.toml:1:1"
+    assert found["host"].value == (HostSection("a", 2, 3, (("C", "1"),)),)
+
+
+def test_cycle_of_includes(write):
+    write("b.yaml", "include: ./c.toml")
+    write("c.toml", "include = 'a.toml'")
+    with pytest.raises(LaunchError, match=r"got a.toml -> b.yaml -> ./c.toml -> ./a.toml"):
+        config.read(write("a.toml", "include = ['b.yaml']"))
+
+
+def test_variables_in_yaml_are_what_was_written(write):
+    text = "env: {A: 010, B: 1.10, C: 12:30:00, D: 2024-01-01, E: 1_0, F: .inf, G: true, H: }\n"
+    assert config.read(write("a.yaml", text))["env"].value == (
+        ("A", "010"),
+        ("B", "1.10"),
+        ("C", "12:30:00"),
+        ("D", "2024-01-01"),
+        ("E", "1_0"),
+        ("F", ".inf"),
+        ("G", "1"),
+        ("H", None),
+    )
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_byte_order_mark(write, suffix):
+    text = f"\ufeffnp{config_writer.ASSIGN[suffix]}3\n"
+    assert config.read(write(f"a{suffix}", text))["np"].value == 3
+
+
+def test_many_lines_take_no_long_time(write):
+    lines = [f"h{i} = {{slots = 1}}" for i in range(20_000)]
+    found = config.read(write("a.toml", "[host]\n" + "\n".join(lines)))
+    assert len(found["host"].value) == 20_000
+
+
+def test_without_pyyaml(write, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(LaunchError, match=r"a.yaml: YAML needs PyYAML; run `pip install pyyaml`"):
+        config.read(write("a.yaml", "np: 2"))
+
+
 def test_repeated_aliases_stay_small(write):
     lines = ["a0: &a0 [x, x]"] + [
         f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}, *a{i - 1}]" for i in range(1, 30)
     ]
     with pytest.raises(LaunchError, match="a0 is not an option"):
         config.read(write("a.yaml", "\n".join(lines)))
-    text = "\n".join(line.replace("a0:", "hosts:") for line in lines[:1])
-    with pytest.raises(LaunchError):
-        config.read(write("b.yaml", f"x: &b [{text}]"))
+    anchors = [f"&a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    for key in ("include", *FIELDS):
+        with pytest.raises(LaunchError) as caught:
+            config.read(write("b.yaml", f"{key}: [[&a0 [x, x], {', '.join(anchors)}]]"))
+        assert len(str(caught.value)) < 5000
 
 
 def test_positions_in_toml_that_looks_otherwise():
@@ -135,7 +210,7 @@ b = 1
 [h.i]
 j.k = "[l]"
 '''
-    positions = toml_positions.locate(text)
+    positions = toml_positions.locate(text, str)
     assert positions[("a",)] == (1, 1)
     assert positions[("d e",)] == (4, 1)
     assert positions[("d e", "f")] == (5, 4)
@@ -143,6 +218,71 @@ j.k = "[l]"
     assert positions[("h", "i", "j", "k")] == (7, 3)
     assert ("b",) not in positions
     assert ("l",) not in positions
+
+
+KEYS = ["a", "b-c", '"d e"', "'f.g'", '"\\u0068"', '"="', "1", "''", '"\\"#"', "'[x]'", "true"]
+VALUES = [
+    "1",
+    '"# x = 1"',
+    "'\\'",
+    '"""\nx = 1\n[y]\n\\""" z"""""',
+    "'''\ny = 2\n'''''",
+    "[1, [2, # ]\n 'x'], {z = 1}]",
+    "{ a = {'b' = [1]}, c.d = '''}''' }",
+    "2024-01-01 00:00:00",
+    "-1e+3",
+    "{}",
+]
+
+
+def paths(table, above=()):
+    for key, value in table.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*above, key))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", " ", "\t"]),
+            st.lists(st.sampled_from(KEYS), min_size=1, max_size=3),
+            st.sampled_from([".", " . "]),
+            st.none() | st.sampled_from(VALUES),
+            st.sampled_from(["", " # x = [", "\n"]),
+        ),
+        max_size=6,
+    ),
+    st.sampled_from(["\n", "\r\n"]),
+)
+@settings(max_examples=500)
+def test_every_key_is_where_it_is_said_to_be(lines, newline):
+    """Valid TOML only; a line without a value is the head of a table."""
+    text = ""
+    for indent, keys, dot, value, end in lines:
+        key = dot.join(keys)
+        line = f"{indent}[{key}]" if value is None else f"{indent}{key} = {value}"
+        text += f"{line}{end}\n"
+    try:
+        document = parse_toml("f", text.replace("\n", newline))
+    except LaunchError:
+        return
+    for path in paths(document.values):
+        line, column = document.positions[path]
+        rest = text.split("\n")[line - 1][column - 1 :]
+        word = next(
+            key for key in sorted([*KEYS, "'b'", "c", "d"], key=len)[::-1] if rest.startswith(key)
+        )
+        assert parse_toml("f", f"{word} = 1").values == {path[-1]: 1}
+
+
+@given(st.binary(), st.sampled_from(SUFFIXES))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+def test_any_bytes_are_read_or_refused(tmp_path, data, suffix):
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(data)
+    with contextlib.suppress(LaunchError):
+        config.read(str(path))
 
 
 @given(st.text(), st.sampled_from(SUFFIXES))
@@ -168,43 +308,56 @@ def test_near_misses_are_read_or_refused(tmp_path, text, suffix):
     test_any_text_is_read_or_refused.hypothesis.inner_test(tmp_path, text, suffix)
 
 
-TEXT = st.text(min_size=1).filter(lambda t: ("\0" not in t and t.isprintable()) or t == "\n\u2028é")
-VALID = {
-    "np": st.integers(1, 999999),
-    "hosts": TEXT,
-    "cwd": TEXT,
-    "compression": TEXT,
-    "fusion_mb": st.floats(0.001, 1e6),
-    "stats": st.booleans(),
-    "tag": st.sampled_from(["rank", "host:rank", "none"]),
-    "mpi_args": st.lists(TEXT, min_size=1).map(tuple),
-    "env": st.lists(
-        st.tuples(
-            st.text(string.ascii_letters, min_size=1),
-            st.none() | st.text().filter(lambda t: "\0" not in t),
-        ),
-        min_size=1,
-    ).map(tuple),
-    "host": st.dictionaries(
-        TEXT,
-        st.builds(HostSection, st.just(""), st.none() | st.integers(1, 99), st.just(None)),
-        min_size=1,
-    ).map(lambda d: tuple(HostSection(k, v.slots, v.max_slots, v.env) for k, v in d.items())),
+CARRIED = st.text().filter(lambda text: "\0" not in text)
+TEXT = CARRIED.filter(bool)
+VARIABLES = st.lists(st.tuples(st.text(string.ascii_letters, min_size=1), st.none() | CARRIED)).map(
+    tuple
+)
+COUNTS = st.none() | st.integers(1, 999999)
+BY_KIND = {
+    kinds.WHOLE: st.integers(1, 999999),
+    kinds.NUMBER: st.floats(0, exclude_min=True, allow_infinity=False),
+    kinds.TEXT: TEXT,
+    kinds.HOSTS: TEXT,
+    kinds.FLAG: st.booleans(),
+    kinds.WORDS: st.lists(CARRIED).map(tuple),
+    kinds.ENV: VARIABLES,
+    kinds.SECTIONS: st.dictionaries(
+        TEXT, st.builds(HostSection, st.just(""), COUNTS, COUNTS, VARIABLES), min_size=1
+    ).map(lambda table: tuple(replace(each, name=name) for name, each in table.items())),
 }
 
 
-@given(st.fixed_dictionaries({}, optional=VALID), st.sampled_from(SUFFIXES))
+def values_of(name):
+    kind = FIELDS[name].metadata["kind"]
+    return st.sampled_from(kind.names) if kind.names else BY_KIND[kind]
+
+
+VALID = {name: values_of(name) for name in FIELDS}
+
+
+@given(st.fixed_dictionaries({}, optional=VALID), st.sampled_from(SUFFIXES), st.text(min_size=1))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
-def test_what_is_written_reads_back_the_same(tmp_path, values, suffix):
-    path = tmp_path / f"a{suffix}"
+def test_what_is_written_reads_back_the_same(tmp_path, monkeypatch, values, suffix, origin):
     options = Options(**values)
-    resolved = Resolved(options, dict.fromkeys(values, "somewhere"))
-    try:
-        text = config_writer.render(resolved, suffix)
-    except LaunchError:  # half a character
-        return
-    path.write_text(text)
-    assert resolve(config.read(str(path))).options == options
+    text = config_writer.render(Resolved(options, dict.fromkeys(values, origin)), suffix)
+    monkeypatch.chdir(tmp_path)  # what a relative name of a file is relative to
+    Path(f"a{suffix}").write_text(text, encoding="utf-8")
+    assert resolve(config.read(f"a{suffix}")).options == options
+
+
+def test_bytes_that_are_no_text_are_not_written():
+    with pytest.raises(LaunchError, match="a config file must hold Unicode texts"):
+        config_writer.render(Resolved(Options(cwd="\udcff"), {"cwd": "x"}), ".toml")
+
+
+def test_present_values_of_variables_are_not_written(launch, tmp_path):
+    path = tmp_path / "a.toml"
+    words = ["--env", "TOKEN", "--env", "A=1", "--write-config", str(path)]
+    done = launch(*words, TOKEN="hush")
+    assert done.returncode == 0, done.stderr
+    assert 'env = ["TOKEN", "A=1"]' in path.read_text()
+    assert "hush" not in path.read_text()
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -222,8 +375,15 @@ def test_written_file_is_private_and_new(write, suffix):
         config_writer.write("x.json", Resolved(Options(), {}))
 
 
-def test_files_are_named_as_seen_from_the_new_file(write):
+@pytest.mark.parametrize("directory", ["sub", "link", "."])
+def test_files_are_named_as_seen_from_the_new_file(write, tmp_path, directory):
     write("hosts.txt", "a:2\n")
     write("sub/other.txt", "")
-    config_writer.write("sub/x.toml", Resolved(Options(hostfile="hosts.txt"), {"hostfile": "here"}))
-    assert os.path.samefile(config.read("sub/x.toml")["hostfile"].value, "hosts.txt")
+    Path("far/away").mkdir(parents=True)
+    Path("link").symlink_to(tmp_path / "far/away")
+    given = {"hostfile": "hosts.txt", "ssh_identity": "/k", "output_dir": "out"}
+    path = f"{directory}/x.toml"
+    config_writer.write(path, Resolved(Options(**given), dict.fromkeys(given, "here")))
+    found = {name: each.value for name, each in config.read(path).items()}
+    assert os.path.samefile(found.pop("hostfile"), "hosts.txt")
+    assert found == {"ssh_identity": "/k", "output_dir": "out"}
