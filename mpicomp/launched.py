@@ -197,7 +197,7 @@ def _path() -> Path | None:
         maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
     except OSError:
         return None
-    found = re.search(r"/.*/libmpi(?:ch|_cray|_abi)?\.so.*", maps)
+    found = re.search(r"/.*/libmpi(?:ch|_cray|_abi|_ibm)?\.so.*", maps)
     return Path(found.group()) if found else None
 
 

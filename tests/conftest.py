@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,16 +11,38 @@ from pathlib import Path
 
 import pytest
 
+from mpicomp_launch import command, mpis
+
 ROOT = Path(__file__).resolve().parents[1]
 Job = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def environ() -> dict[str, str]:
-    """The environment, with the source importable, one thread a rank and none of our settings."""
+def bare_environ() -> dict[str, str]:
+    """The environment, with the source importable and none of our settings."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MPICOMP_", "OMP_"))}
     paths = [str(ROOT), str(ROOT / "launch"), *filter(None, [kept.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.fixture(scope="session")
+def environ(bare_environ: dict[str, str]) -> dict[str, str]:
+    """The same, with one thread a rank."""
+    return {**bare_environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def mpi(environ: dict[str, str]) -> mpis.Mpi:
+    """The MPI under test. A library without its launcher, or the reverse, is an error."""
+    beside = os.pathsep.join([os.path.join(sys.prefix, "bin"), environ["PATH"]])
+    launchers = {name for family in mpis.FAMILIES.values() for name in family.programs}
+    has_launcher = any(shutil.which(name, path=beside) for name in launchers)
+    has_library = not subprocess.run(
+        [sys.executable, "-c", "from mpi4py import MPI"], capture_output=True
+    ).returncode
+    if not has_launcher and not has_library:
+        pytest.skip("no MPI is installed: neither a library for mpi4py nor an mpirun")
+    return mpis.find(command.parse([sys.executable, "-c", "0"], environ), None, environ)
 
 
 @pytest.fixture

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mpicomp_launch.errors import LaunchError
-from mpicomp_launch.hosts import COUNT, MAX_NAMES, Host, expand, merge, parse_hosts, split
+from mpicomp_launch.hosts import COUNT, Host, expand, merge, parse_hosts, split
+from mpicomp_launch.rank_env import MPI_RANK, slurm_counts
 
-# Each says that this process is a rank. Shells of salloc and sbatch have SLURM_PROCID, too.
-RANK_VARIABLES = (
-    "OMPI_COMM_WORLD_RANK",
-    "PMI_RANK",
-    "PMIX_RANK",
-    "PALS_RANKID",
-    "FLUX_TASK_RANK",
-    "MV2_COMM_WORLD_RANK",
-    "JSM_NAMESPACE_RANK",
-)
 FLUX_SECONDS = 20
 
 
@@ -44,7 +34,7 @@ class Allocation:
 
 def inside_step(environ: Mapping[str, str]) -> str | None:
     """The variable which says that this process is a rank of a running job already."""
-    for name in RANK_VARIABLES:
+    for name in MPI_RANK:
         if environ.get(name):
             return name
     # A step without any PMI. One of one task may be a shell: `srun --mpi=none --pty bash`.
@@ -81,6 +71,8 @@ def slurm(environ: Mapping[str, str]) -> Allocation | None:
     if not environ.get(tasks):
         return Allocation("slurm", hosts, nodes, is_for_ranks=False)
     counts = slurm_counts(environ[tasks])
+    if counts is None:
+        raise LaunchError(f"{tasks} must be as in 4(x2),1, got {environ[tasks]!r}")
     if len(counts) != len(hosts):
         if environ.get("SLURM_STEP_ID"):  # a shell in a step; the counts are the step's
             return Allocation("slurm", hosts, nodes, is_for_ranks=False)
@@ -93,17 +85,6 @@ def slurm(environ: Mapping[str, str]) -> Allocation | None:
         raise LaunchError(f"{tasks} must have a count above 0, got {environ[tasks]!r}")
     is_asked = any(environ.get(name) for name in ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"))
     return Allocation("slurm", granted, f"{nodes} and {tasks}", is_for_ranks=is_asked)
-
-
-def slurm_counts(text: str) -> list[int]:
-    """`4(x2),1` is 4, 4, 1."""
-    counts: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
-        if found is None or len(counts) + int(found[2] or 1) > MAX_NAMES:
-            raise LaunchError(f"SLURM_TASKS_PER_NODE must be as in 4(x2),1, got {text!r}")
-        counts += [int(found[1])] * int(found[2] or 1)
-    return counts
 
 
 def pbs(environ: Mapping[str, str]) -> Allocation | None:

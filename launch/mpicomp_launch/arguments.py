@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from mpicomp_launch.errors import LaunchError
-from mpicomp_launch.kinds import FLAG
+from mpicomp_launch.kinds import FLAG, number_text
 from mpicomp_launch.options import FIELDS, flag_of
 from mpicomp_launch.resolve import COMMAND_LINE, Value, convert, nearest, stack
 
@@ -166,7 +166,7 @@ def how(name: str) -> dict[str, Any]:
         text += f" ({', '.join(settings['kind'].names)})"
     if field.default not in (None, ()):
         text += (
-            f"; default: {field.default:g}"
+            f"; default: {number_text(field.default)}"
             if isinstance(field.default, float)
             else (f"; default: {field.default}")
         )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpicomp_launch.errors import LaunchError
-from mpicomp_launch.kinds import HostSection
+from mpicomp_launch.kinds import SECTION_KINDS, HostSection
 from mpicomp_launch.options import FIELDS
 from mpicomp_launch.resolve import Resolved
 
@@ -81,7 +81,7 @@ def render_sections(resolved: Resolved, suffix: str) -> list[str]:
 
 def section_values(section: HostSection) -> dict[str, Any]:
     """What a section says."""
-    values = {"slots": section.slots, "max_slots": section.max_slots, "env": section.env}
+    values = {key: getattr(section, key) for key in SECTION_KINDS}
     return {key: value for key, value in values.items() if value not in (None, ())}
 
 

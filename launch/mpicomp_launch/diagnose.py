@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from mpicomp_launch import network
+from mpicomp_launch import mpis, network
 from mpicomp_launch.plan import Plan
 
 ASK_SECONDS = 15
@@ -74,9 +74,7 @@ def spans(ranks: Sequence[int]) -> str:
 
 def version_of(python: str) -> str:
     """The version of a Python of this host, as in 3.11."""
-    words = [python, "-c", VERSION]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return done.stdout.strip()
+    return mpis.ask([python, "-c", VERSION], os.environ).stdout.strip()
 
 
 def ask(plan: Plan, host: str, version: str, ports: Sequence[int]) -> str | None:

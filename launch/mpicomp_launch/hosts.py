@@ -131,6 +131,11 @@ def place(hosts: Sequence[Host], np: int | None) -> tuple[Placement, ...]:
     return tuple(Placement(h.name, n) for h, n in zip(hosts, ranks, strict=True) if n)
 
 
+def bracketed(name: str) -> str:
+    """A host's name as it stands before a colon: an IPv6 address in brackets."""
+    return f"[{name}]" if ":" in name else name
+
+
 def merge(hosts: Iterable[Host]) -> tuple[Host, ...]:
     """Each name once, where it came first, with all its slots."""
     found: dict[str, Host] = {}

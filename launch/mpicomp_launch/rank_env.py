@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Mapping, MutableMapping
 
-RANK = (
+MAX_NODES = 100_000
+MPI_RANK = (
     "OMPI_COMM_WORLD_RANK",
     "PMI_RANK",
     "PMIX_RANK",
@@ -15,8 +16,8 @@ RANK = (
     "MV2_COMM_WORLD_RANK",
     "JSM_NAMESPACE_RANK",
     "FLUX_TASK_RANK",
-    "SLURM_PROCID",
 )
+RANK = (*MPI_RANK, "SLURM_PROCID")  # which shells of `salloc` and `sbatch` have, too
 LOCAL_RANK = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
@@ -51,10 +52,19 @@ def local_size(environ: Mapping[str, str]) -> int | None:
         return known
     node = environ.get("SLURM_NODEID", "")
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
-    counts: list[int] = []
-    for tasks_of_nodes, repeats in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks):
-        counts += [int(tasks_of_nodes)] * int(repeats or 1)
+    counts = slurm_counts(tasks) or []
     return counts[int(node)] if node.isdigit() and int(node) < len(counts) else None
+
+
+def slurm_counts(text: str) -> list[int] | None:
+    """`4(x2),1` is 4, 4, 1; None for anything else, and for more than `MAX_NODES`."""
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
+        if found is None or len(counts) + int(found[2] or 1) > MAX_NODES:
+            return None
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
 
 
 def prepare(environ: MutableMapping[str, str], num_cores: int, num_gpus: int) -> None:

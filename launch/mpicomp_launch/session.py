@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mpicomp_launch.dialects import Command, Dialect
 from mpicomp_launch.job import TIMED_OUT, Job, Limits
+from mpicomp_launch.kinds import number_text
 from mpicomp_launch.options import Options
 from mpicomp_launch.output import Printer
 from mpicomp_launch.plan import Plan
@@ -77,7 +78,7 @@ def explain(job: Job, status: int, options: Options) -> list[str]:
     if status == NOT_STARTED:
         return job.diagnosis
     if status == TIMED_OUT and job.is_late:
-        return [f"the job was ended after {options.timeout:g} s (--timeout)"]
+        return [f"the job was ended after {number_text(options.timeout or 0.0)} s (--timeout)"]
     early = job.roster.first_to_end
     after = f"{early} had ended with status 0, without MPI_Finalize?" if early else "MPI_Abort?"
     return [f"the MPI's launcher ended the job with status {status}; {after}"]

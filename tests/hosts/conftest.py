@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _hosts
-from mpicomp_launch import command, mpis
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,18 +37,9 @@ def ssh(lab):
 
 
 @pytest.fixture(scope="session")
-def environ():
-    """The environment, with the source importable and none of our settings in it."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MPICOMP_", "OMP_"))}
-    paths = [str(ROOT), str(ROOT / "launch"), *filter(None, [kept.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-@pytest.fixture(scope="session")
-def mpi(environ):
-    """The MPI of the Python that runs the tests."""
-    pytest.importorskip("mpi4py")
-    return mpis.find(command.parse([sys.executable, "-c", "0"], environ), None, environ)
+def environ(bare_environ):
+    """The launcher decides on threads itself."""
+    return bare_environ
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicomp_launch import command, mpis
+from mpicomp_launch import mpis
 
 Job = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -25,10 +25,8 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def mpirun(environ: dict[str, str]) -> Job:
+def mpirun(environ: dict[str, str], mpi: mpis.Mpi) -> Job:
     """Runs ``mpirun -n N python ...`` with the plain mpirun of the MPI in use."""
-    user = command.parse([sys.executable, "-c", "0"], environ)
-    found = mpis.find(user, None, environ)
 
     def run(
         np: int, *words: str, timeout: float = 60, **variables: str
@@ -39,7 +37,7 @@ def mpirun(environ: dict[str, str]) -> Job:
             "PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE",
         }
         return subprocess.run(
-            [found.launcher, "-n", str(np), sys.executable, *words],
+            [mpi.launcher, "-n", str(np), sys.executable, *words],
             env=environ | extra | variables,
             capture_output=True,
             text=True,

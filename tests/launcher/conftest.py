@@ -1,40 +1,18 @@
-"""Fixtures: the launcher as a subprocess, and the MPI of the Python which runs the tests."""
+"""Fixtures: the launcher, one of its ranks, and scripts that call `run`, as subprocesses."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import mpicomp_launch
-from mpicomp_launch import command, frames, mpis, worker
-
-LAUNCHERS = {name for family in mpis.FAMILIES.values() for name in family.programs}
+from mpicomp_launch import frames, worker
 
 
 @pytest.fixture(scope="session")
-def environ():
-    """The environment, with the launcher importable and nothing of our own options in it."""
-    root = str(Path(mpicomp_launch.__file__).parents[1])
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MPICOMP_", "OMP_"))}
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-@pytest.fixture(scope="session")
-def mpi(environ):
-    """The MPI under test. A library without its launcher, or the reverse, is an error."""
-    beside = os.pathsep.join([os.path.join(sys.prefix, "bin"), environ["PATH"]])
-    has_launcher = any(shutil.which(name, path=beside) for name in LAUNCHERS)
-    has_library = not subprocess.run(
-        [sys.executable, "-c", "from mpi4py import MPI"], capture_output=True
-    ).returncode
-    if not has_launcher and not has_library:
-        pytest.skip("no MPI is installed: neither a library for mpi4py nor an mpirun")
-    return mpis.find(command.parse([sys.executable, "-c", "0"], environ), None, environ)
+def environ(bare_environ):
+    """The launcher decides on threads itself."""
+    return bare_environ
 
 
 @pytest.fixture
@@ -126,3 +104,41 @@ def launch_python(launch, mpi):
         return launch("-np", "2", "--tag", "none", sys.executable, *words, **settings)
 
     return run
+
+
+HEAD = """
+import os, sys, time
+from mpicomp_launch import LaunchError, RankError, run
+def ranks():
+    from mpi4py import MPI
+    return MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+"""
+
+
+@pytest.fixture(scope="session")
+def head():
+    """The first lines of a script that calls `run`."""
+    return HEAD
+
+
+@pytest.fixture
+def caller(environ, mpi, script, tmp_path):
+    """Runs a script that calls `run`, with its own directory for temporary files."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+
+    def call(source, *words, head=HEAD, **settings):
+        path = script(head + source)
+        done = subprocess.run(
+            [sys.executable, *(words or [path])],
+            env={**environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            **settings,
+        )
+        assert not list(temporary.glob("mpicomp-*"))
+        return done
+
+    return call

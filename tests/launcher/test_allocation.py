@@ -13,7 +13,6 @@ from mpicomp_launch import allocation, planner
 from mpicomp_launch.allocation import Allocation, detect, inside_step
 from mpicomp_launch.errors import LaunchError
 from mpicomp_launch.hosts import Host
-from mpicomp_launch.options import Options
 
 NODES, TASKS = "SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE"
 
@@ -230,9 +229,9 @@ def test_processors_are_not_taken_for_ranks():
     """One rank a processor are too many for most, and for one a node mpirun must be told so."""
     granted = detect({NODES: "a,b", TASKS: "64(x2)"})
     with pytest.raises(LaunchError, match="-np must be given, got nothing; SLURM_JOB_NODELIST and"):
-        planner.count_ranks(Options(), (), granted, [])
+        planner.count_ranks(None, (), (), granted, [])
     warnings = []
-    assert planner.count_ranks(Options(np=129), (), granted, warnings) == 129
+    assert planner.count_ranks(129, (), (), granted, warnings) == 129
     assert warnings == [f"129 ranks on 128 slots, which {NODES} and {TASKS} says"]
     asked = replace(granted, is_for_ranks=True)
-    assert planner.count_ranks(Options(), (), asked, []) == 128
+    assert planner.count_ranks(None, (), (), asked, []) == 128

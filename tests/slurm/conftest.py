@@ -5,14 +5,9 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-
-import mpicomp_launch
-from mpicomp_launch import command, mpis
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "salloc", "srun")
 CONFIG = """
@@ -58,7 +53,7 @@ def free_ports(count):
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    """The environment in which Slurm's commands talk to it."""
+    """The variables by which Slurm's commands find it."""
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
     if absent or os.geteuid():
         pytest.skip(f"no Slurm of our own: {', '.join(absent) or 'only root can start one'}")
@@ -74,7 +69,8 @@ def slurm(tmp_path_factory):
     files = ("socket", "pid", "log", "seed")
     named = [f"--{kind}-file={folder}/munged.{kind}" for kind in files if kind != "socket"]
     munged = ["munged", "--force", "--foreground", f"--key-file={key}", *named]
-    environ = {**os.environ, "SLURM_CONF": str(config)}
+    told = {"SLURM_CONF": str(config)}
+    environ = {**os.environ, **told}
     daemons = []
     try:
         for words in (
@@ -88,7 +84,7 @@ def slurm(tmp_path_factory):
             log.close()
             time.sleep(0.3)
         wait_until_idle(environ)
-        yield environ
+        yield told
     finally:
         for daemon in reversed(daemons):
             daemon.send_signal(signal.SIGTERM)
@@ -113,19 +109,9 @@ def wait_until_idle(environ):
 
 
 @pytest.fixture(scope="session")
-def environ(slurm):
-    """That environment, with the launcher importable and nothing of our own options in it."""
-    root = str(Path(mpicomp_launch.__file__).parents[1])
-    kept = {k: v for k, v in slurm.items() if not k.startswith(("MPICOMP_", "OMP_"))}
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-@pytest.fixture(scope="session")
-def mpi(environ):
-    """The MPI of the Python that runs the tests."""
-    pytest.importorskip("mpi4py")
-    return mpis.find(command.parse([sys.executable, "-c", "0"], environ), None, environ)
+def environ(bare_environ, slurm):
+    """That in which Slurm's commands find it."""
+    return {**bare_environ, **slurm}
 
 
 @pytest.fixture(scope="session")

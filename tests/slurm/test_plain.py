@@ -12,12 +12,11 @@ HELLO = "import mpicomp; print(f'rank {mpicomp.rank()} of {mpicomp.size()}', flu
 def srun(environ, mpi):
     """Runs a Python program by srun on two tasks."""
     pytest.importorskip("torch")
-    root = environ["PYTHONPATH"].split(":")[0].removesuffix("/launch")
 
     def run(pmi):
         return subprocess.run(
             ["srun", "-n", "2", f"--mpi={pmi}", sys.executable, "-c", HELLO],
-            env={**environ, "PYTHONPATH": f"{root}:{environ['PYTHONPATH']}"},
+            env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -12,6 +12,7 @@ from mpicomp_launch import dialects, network, planner, session
 from mpicomp_launch.check.elsewhere import last_json
 from mpicomp_launch.check.findings import FAILURE, OK, Finding
 from mpicomp_launch.errors import LaunchError
+from mpicomp_launch.hosts import bracketed
 from mpicomp_launch.options import Options
 from mpicomp_launch.output import Printer
 from mpicomp_launch.plan import Plan
@@ -50,11 +51,6 @@ def try_jobs(
         what = f"2 ranks, {'here' if is_here else first} and {other}"
         both = ",".join(f"{bracketed(host)}:1" for host in (first, other))
         yield add_up(what, resolved, words, environ, 2, both)
-
-
-def bracketed(host: str) -> str:
-    """A host as it stands before a colon."""
-    return f"[{host}]" if ":" in host else host
 
 
 def add_up(

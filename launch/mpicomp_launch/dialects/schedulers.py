@@ -14,20 +14,10 @@ class Scheduler(Dialect):
     """What srun, flux, jsrun and PALS have in common: nothing to name, nothing to reach."""
 
     bindings: ClassVar[dict[str, Option]]  # of `Options.bind`; what is missing cannot be said
-    verbose: tuple[Option, ...] = ()
 
     def where(self, plan: Plan) -> list[Option]:
         if plan.is_remote:
             raise self.cannot("--hosts", "let the scheduler choose, or give --mpi of an MPI")
-        return []
-
-    def reach(self, plan: Plan) -> list[Option]:
-        return []
-
-    def environment(self, plan: Plan) -> list[Option]:
-        return []
-
-    def directory(self, plan: Plan) -> list[Option]:
         return []
 
     def binding(self, plan: Plan) -> list[Option]:
@@ -35,12 +25,6 @@ class Scheduler(Dialect):
             known = ", ".join(self.bindings)
             raise self.cannot(f"--bind {plan.bind}", f"it knows {known}; or use --mpi-args")
         return [self.bindings[plan.bind]]
-
-    def network(self, plan: Plan) -> list[Option]:
-        return []
-
-    def verbosity(self, plan: Plan) -> list[Option]:
-        return list(self.verbose) if plan.verbose else []
 
     def exports(self, plan: Plan) -> dict[str, str]:
         """Which MPI the ranks load decides which of these counts; the others are harmless."""
