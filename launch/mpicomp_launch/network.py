@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -78,6 +79,7 @@ def has_rdma() -> bool:
     return any(any(kind.iterdir()) for kind in RDMA if kind.is_dir())
 
 
+@functools.cache  # a launch asks several times for each of its hosts
 def addresses_of(name: str) -> list[tuple[int, str, Any]]:
     """Family, address and socket address of all that a name stands for, IPv4 first."""
     import socket

@@ -310,3 +310,21 @@ def test_directories_that_are_none(launch, mpi, environ, tmp_path):
     done = subprocess.run(["bash", "-c", words], env=environ, capture_output=True, text=True)
     assert done.returncode == 2
     assert "the working directory must exist" in done.stderr
+
+
+def test_ranks_that_flood_the_launcher(launch, mpi, script):
+    """Whole lines, in the order of each rank, whatever the MPI does with what it forwards.
+
+    Without tags the beginning of a line would be passed on before its end has come.
+    """
+    path = script(
+        "from mpi4py import MPI\n"
+        "for n in range(30000): print(MPI.COMM_WORLD.rank, n, (n * 37 % 101) * 'x')\n"
+    )
+    done = launch("-np", "3", sys.executable, path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for rank in range(3):
+        own = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert own == [f"[{rank}] {rank} {n} {(n * 37 % 101) * 'x'}" for n in range(30000)]
+    assert len(lines) == 90000
