@@ -25,6 +25,7 @@ TIMED_OUT = 124
 TICK_SECONDS = 0.2
 POLL_SECONDS = 0.002  # for the end of mpirun, when it has closed its output
 NOTICE_SECONDS = 1.0  # from a rank's failure to our ending the job, if the MPI has not
+FIRST_LOOK_SECONDS = 0.1  # after the last rank has come up
 LOOK_SECONDS = 2.0  # between two looks for ranks that were killed without a word
 KILL_SECONDS = 2.0  # from our ending mpirun to SIGKILL for whoever is left
 DRAIN_SECONDS = 1.0  # for output that is still under way when mpirun has ended
@@ -81,7 +82,6 @@ class Job:
         self._install_signals()
         self._alarm("start", limits.start)
         self._alarm("timeout", limits.whole)
-        self._alarm("look", LOOK_SECONDS)
 
     def run(self) -> int:
         """Waits for the end and returns the exit status.
@@ -147,6 +147,8 @@ class Job:
                 self._printer.plain(item)  # the MPI's own obituaries would bury the reason
             return
         self.roster.take(item)
+        if item.kind == "s":
+            self._alarms["look"] = time.monotonic() + FIRST_LOOK_SECONDS
         if self.roster.failures or self.roster.has_stopped:
             self._alarm("end", NOTICE_SECONDS)
 

@@ -65,6 +65,7 @@ class Roster:
         self._np = np
         self._printer = printer
         self._ended: set[int] = set()
+        self._watched: set[int] = set()
         self._suspects: set[int] = set()
         self._records: dict[int, bytes] = {}  # those which have come in part
 
@@ -98,12 +99,19 @@ class Roster:
         """Ranks of this host whose guard is gone without a word, at two looks in a row.
 
         The MPI need not notice: ranks that have not begun with it are nothing to it.
+
+        Args:
+            alive: The processes below the launcher. Only a guard that was among them once can be
+                missed: schedulers, and ssh, start ranks of this host elsewhere.
+            host: This host.
         """
-        gone = {
-            rank
+        here = {
+            rank: started.pid in alive
             for rank, started in self.started.items()
-            if rank not in self._ended and started.host == host and started.pid not in alive
+            if rank not in self._ended and started.host == host
         }
+        self._watched |= {rank for rank, is_alive in here.items() if is_alive}
+        gone = {rank for rank, is_alive in here.items() if rank in self._watched and not is_alive}
         for rank in sorted(gone & self._suspects):
             reason = "was killed, together with what watches over it"
             self._note(Failure(rank, host, KILLED, "", reason))

@@ -293,6 +293,7 @@ def test_what_watches_over_a_rank_is_killed(environ, mpi, who):
         [sys.executable, *words], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     lines = [job.stdout.readline().split() for _ in range(2)]
+    time.sleep(1)  # until the launcher has seen them
     os.kill(int(lines[0][who == "shim"]), signal.SIGKILL)
     _, err = job.communicate(timeout=30)
     assert job.returncode > 0, err

@@ -160,3 +160,11 @@ def test_check(start):
     (job,) = [each for what, each in found.items() if what.startswith("3 ranks, by SLURM_")]
     assert "all-reduce of 1 KB" in job["value"], (job, err)
     assert not [what for what in found if what.startswith("2 ranks")]
+
+
+def test_ranks_that_are_not_below_the_launcher_are_not_missed(start):
+    """A scheduler's own process starts them, on the launcher's host as on others."""
+    job = start(sys.executable, "-c", "import time; time.sleep(7); print('done')")
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+    assert out.count("done") == 3
