@@ -131,6 +131,8 @@ class Guard:
         self._write()
 
     def _read(self, fd: int) -> None:
+        if fd not in self._selector.get_map():  # its end was met on the way to another one's
+            return
         try:
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
@@ -157,8 +159,7 @@ class Guard:
 
     def _read_rest(self) -> None:
         for fd, lines in self._lines.items():
-            if fd in self._selector.get_map():
-                self._read(fd)
+            self._read(fd)
             self._put(lines.take_piece())
 
     def _write(self) -> None:
@@ -247,8 +248,7 @@ class Guard:
                 end = time.monotonic() + LINGER_SECONDS
         for lines in self._lines.values():
             self._put(lines.take_piece())
-        if self._report in self._selector.get_map():  # written in the last moment
-            self._read(self._report)
+        self._read(self._report)  # it may have been written in the last moment
         code = os.waitstatus_to_exitcode(self._status)
         ended = {"status": max(code, 0), "signal": max(-code, 0), "stopped": self._is_stopped}
         self._tell("x", ended)

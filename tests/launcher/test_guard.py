@@ -38,6 +38,20 @@ def test_closed_streams(rank):
     assert (done.err, done.returncode) == (b"e\n", 0)
 
 
+def test_a_report_and_the_end_of_all_output_at_once(rank):
+    code = "\n".join(
+        [
+            "import os, signal",
+            "os.kill(os.getppid(), signal.SIGSTOP)  # the guard, until there is all to read",
+            "os.write(int(os.environ['MPICOMP_REPORT_FD'].split(':')[0]), b'{}\\n')",
+            "os.close(1), os.close(2)",
+            "os.kill(os.getppid(), signal.SIGCONT)",
+        ]
+    )
+    done = rank("-c", code)
+    assert (len(done.failures), len(done.ends), done.plain) == (1, 1, [])
+
+
 def test_a_child_that_still_writes(rank):
     done = rank("-c", "import os, time; os.fork() or [time.sleep(0.3), print('late')]")
     assert done.out == b"late\n"
