@@ -30,6 +30,8 @@ from mpicomp.compress.base import (
 )
 from mpicomp.profile import Profile
 
+INDEX = (torch.int32, torch.int64)  # what says where values belong; codes are narrower
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -66,6 +68,7 @@ def exchange(
         watched: whether some compressor of the optimizer has a memory, so that a mean that is not
             finite matters here too.
     """
+    start = time.perf_counter()
     stateful = compressor.capabilities.stateful
     finite = not stateful or all_finite(bucket.flat)
     if not finite:
@@ -73,21 +76,21 @@ def exchange(
     steps = compressor.exchange(bucket, state)
     answer: Answer = None
     while True:
-        start = time.perf_counter()
         try:
-            with profile.span(f"select {name}"):
+            with profile.span(f"{'encode' if answer is None else 'decode'} {name}"):
                 message = steps.send(answer)
         except StopIteration as stop:
             result: Exchanged = stop.value
             break
-        profile.stats.select_seconds += time.perf_counter() - start
+        profile.stats.encode_seconds += time.perf_counter() - start
         with profile.span(f"{type(message).__name__} {name}", bytes=message.num_bytes):
             answer = yield from carry(message, group, profile)
+        start = time.perf_counter()
     if watched:
         finite &= result.mean.is_finite()  # large finite gradients overflow on the way
     if not stateful:
         result.mean.store_(bucket)
-    profile.stats.select_seconds += time.perf_counter() - start
+    profile.stats.decode_seconds += time.perf_counter() - start
     return Outcome(result, finite)
 
 
@@ -95,8 +98,11 @@ def carry(message: Message, group: Group, profile: Profile) -> Task[Answer]:
     """Send ``message``, return the answer that its kind promises, and count both."""
     start = time.perf_counter()
     num_bytes = message.num_bytes
+    num_index_bytes = sum(t.numel() * t.element_size() for t in message.tensors if t.dtype in INDEX)
     answer = yield from _answer(message, group)
-    profile.stats.communicate_seconds += time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    profile.stats.communicate_seconds += seconds
+    profile.stats.index_seconds += seconds * num_index_bytes / max(num_bytes, 1)
     profile.stats.bytes_sent += num_bytes
     profile.stats.bytes_received += _received_bytes(message, answer, group)
     return answer

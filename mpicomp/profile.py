@@ -21,8 +21,11 @@ class Stats:
         bytes_sent: bytes in this rank's messages, as the compressors made them.
         bytes_received: bytes in the answers that came from other ranks.
         dense_bytes: what an exchange without compression would have sent.
-        select_seconds: spent in compressors, choosing and encoding, decoding and storing.
+        accumulate_seconds: copying gradients into buckets, and adding residuals to them.
+        encode_seconds: spent in compressors until their last message, choosing and encoding.
         communicate_seconds: from handing a message over to having its answer.
+        index_seconds: the share of it that indices took, by their bytes (int32 and int64).
+        decode_seconds: from the last answer on, decoding, storing means and residuals.
         wait_seconds: the training thread stood still at the end of backward.
         hidden_seconds: work on the exchange that went on behind the backward pass.
         bad_steps: exchanges in which some rank had a gradient that was not finite.
@@ -32,11 +35,19 @@ class Stats:
     bytes_sent: int = 0
     bytes_received: int = 0
     dense_bytes: int = 0
-    select_seconds: float = 0.0
+    accumulate_seconds: float = 0.0
+    encode_seconds: float = 0.0
     communicate_seconds: float = 0.0
+    index_seconds: float = 0.0
+    decode_seconds: float = 0.0
     wait_seconds: float = 0.0
     hidden_seconds: float = 0.0
     bad_steps: int = 0
+
+    @property
+    def worked_seconds(self) -> float:
+        """What exchanges took in all, hidden or not, less the copies into buckets."""
+        return self.encode_seconds + self.communicate_seconds + self.decode_seconds
 
     @property
     def ratio(self) -> float:
@@ -54,8 +65,10 @@ class Stats:
         return (
             f"{self.steps} steps ({self.bad_steps} bad), {self.bytes_sent / steps:,.0f} bytes sent "
             f"per step ({self.ratio:.1f}x less than dense); ms per step: "
-            f"select {1e3 * self.select_seconds / steps:.2f}, "
+            f"accumulate {1e3 * self.accumulate_seconds / steps:.2f}, "
+            f"encode {1e3 * self.encode_seconds / steps:.2f}, "
             f"communicate {1e3 * self.communicate_seconds / steps:.2f}, "
+            f"decode {1e3 * self.decode_seconds / steps:.2f}, "
             f"hidden {1e3 * self.hidden_seconds / steps:.2f}, "
             f"wait {1e3 * self.wait_seconds / steps:.2f}"
         )

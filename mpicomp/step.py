@@ -88,7 +88,7 @@ class Step:
         self._keep = False  # whether this rank uses the means
         self._active = group.communicator.rank in group.active
         self._leftovers: dict[int, Tensor] = {}  # gradients that fit in no bucket
-        self._worked_before = profile.stats.select_seconds + profile.stats.communicate_seconds
+        self._worked_before = profile.stats.worked_seconds
         self.arrived: list[int] = []  # parameters, in the order of their gradients
         for slot in slots:
             slot.filled = False
@@ -140,10 +140,12 @@ class Step:
         start = time.perf_counter()
         with self._profile.span("wait"):
             conclusion = self._progress.wait(self._conclusion)
+        now = time.perf_counter()
+        self._count(conclusion.ballot, waited=now - start)
         self._settle(conclusion.ballot)
         if self._keep:
             self._give(conclusion)
-        self._count(conclusion.ballot, waited=time.perf_counter() - start)
+        self._profile.stats.decode_seconds += time.perf_counter() - now
         if self._keep and conclusion.ballot.failed:
             raise MpicompError(
                 "backward: another rank's backward pass ended with an exception that it caught; "
@@ -174,6 +176,7 @@ class Step:
     def _fill(self, slot: Slot, grad: Tensor | None) -> None:
         if slot.bucket is None or slot.filled:
             return
+        start = time.perf_counter()
         bucket = self._buckets.buckets[slot.bucket]
         if self._active:
             self._buckets.plans[slot.bucket].compressor.load_(
@@ -191,6 +194,7 @@ class Step:
             slot.param.grad = None
         slot.filled = True
         self._missing[slot.bucket] -= 1
+        self._profile.stats.accumulate_seconds += time.perf_counter() - start
 
     def _scale_of(self, index: int) -> float:
         stateful = self._buckets.plans[index].compressor.capabilities.stateful
@@ -280,7 +284,7 @@ class Step:
         stats.steps += 1
         stats.bad_steps += agreed.bad
         stats.wait_seconds += waited
-        worked = stats.select_seconds + stats.communicate_seconds - self._worked_before
+        worked = stats.worked_seconds - self._worked_before
         stats.hidden_seconds += max(0.0, worked - waited)
 
 
