@@ -24,6 +24,7 @@ LAYERS = {
     "mpicomp.ballot": 3,
     "mpicomp.world": 4,
     "mpicomp.leftovers": 4,
+    "mpicomp.predict": 5,
     "mpicomp.step": 5,
     "mpicomp.collectives": 5,
     "mpicomp.engine": 6,
