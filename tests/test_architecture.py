@@ -29,8 +29,10 @@ LAYERS = {
     "mpicomp.collectives": 5,
     "mpicomp.engine": 6,
     "mpicomp.replicate": 6,
-    "mpicomp.optimizer": 7,
-    "mpicomp": 8,
+    "mpicomp.optimizer": 8,
+    "mpicomp.bench": 10,
+    "mpicomp.advise": 11,
+    "mpicomp": 9,
 }
 
 
