@@ -20,6 +20,7 @@ _HOME = {
         "stats",
     ),
     "mpicomp.optimizer": ("DistributedOptimizer",),
+    "mpicomp.auto": ("Auto",),
     "mpicomp.collectives": (
         "Average",
         "Max",

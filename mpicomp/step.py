@@ -34,6 +34,7 @@ class Slot:
     bucket: int | None = None  # None: frozen, or with sparse gradients
     filled: bool = False
     gone: bool = False  # another optimizer has taken the parameter over
+    arrived_at: float = 0.0  # by time.perf_counter, in the last step
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Step:
         self._leftovers: dict[int, Tensor] = {}  # gradients that fit in no bucket
         self._worked_before = profile.stats.worked_seconds
         self.arrived: list[int] = []  # parameters, in the order of their gradients
+        self.closed_at = 0.0  # by time.perf_counter: the end of the backward pass
         for slot in slots:
             slot.filled = False
         for bucket in buckets.buckets:
@@ -125,6 +127,7 @@ class Step:
         if self._conclusion is not None:
             return
         self._profile.mark("backward is over")
+        self.closed_at = time.perf_counter()
         own = Ballot.blank(len(self._slots))
         own.bad = own.failed = discard
         self._keep = self._active and not discard
@@ -176,7 +179,7 @@ class Step:
     def _fill(self, slot: Slot, grad: Tensor | None) -> None:
         if slot.bucket is None or slot.filled:
             return
-        start = time.perf_counter()
+        slot.arrived_at = start = time.perf_counter()
         bucket = self._buckets.buckets[slot.bucket]
         if self._active:
             self._buckets.plans[slot.bucket].compressor.load_(

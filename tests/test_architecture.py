@@ -29,6 +29,7 @@ LAYERS = {
     "mpicomp.collectives": 5,
     "mpicomp.engine": 6,
     "mpicomp.replicate": 6,
+    "mpicomp.auto": 7,
     "mpicomp.optimizer": 8,
     "mpicomp.bench": 10,
     "mpicomp.advise": 11,

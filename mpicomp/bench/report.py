@@ -35,10 +35,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         shown.add_column(column, justify="right" if index else "left", no_wrap=True)
     for row in rows:
         shown.add_row(*row)
-    console = Console()
     # Never cut to a narrow terminal: a number that lacks digits is another number.
-    console = Console(width=max(console.width, console.measure(shown).maximum))
-    console.print(shown)
+    width = Console(width=1000).measure(shown).maximum
+    Console(width=max(width, len(title))).print(shown)
 
 
 def write_json(path: str, record: Mapping[str, Any]) -> None:

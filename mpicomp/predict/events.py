@@ -63,14 +63,17 @@ def loads(timeline: Timeline, plans: Sequence[Plan], costs: Sequence[Cost]) -> l
     ]
 
 
-def run(timeline: Timeline, buckets: Sequence[Load], network: Network, *, spare_core: bool) -> Step:
+def run(
+    timeline: Timeline, buckets: Sequence[Load], network: Network, *, contention: float
+) -> Step:
     """The step that follows from the backward pass and the buckets.
 
     Args:
         timeline: of a step without exchange.
         buckets: in the order in which they leave.
         network: of the ranks that train.
-        spare_core: whether exchange and backward pass compute side by side.
+        contention: the share of the exchange's computing that the backward pass loses: 0 where it
+            has a core of its own, 1 where both share one.
     """
     late = free = encode = communicate = decode = 0.0
     for bucket in buckets:
@@ -81,8 +84,7 @@ def run(timeline: Timeline, buckets: Sequence[Load], network: Network, *, spare_
         working = cost.encode_seconds + cost.decode_seconds
         free = start + working + on_wire
         left = max(0.0, timeline.backward_seconds + late - start)
-        if not spare_core:
-            late += min(working, left)
+        late += contention * min(working, left)
         encode += cost.encode_seconds
         communicate += on_wire
         decode += cost.decode_seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -122,3 +123,31 @@ def time_task(communicator: Communicator, call: Callable[[], Task[object]]) -> f
         _world.wait(communicator.reduce_(own, Op.MAX), "the end of a measurement")
         taken.append(float(own))
     return statistics.median(taken)
+
+
+def contention(seconds: float = 0.03) -> float:
+    """Collective: how much a computing thread loses by a second one, while all ranks do the same.
+
+    0 if nothing, 1 if the two share what one had; the largest of all ranks.
+    """
+    matrix = torch.rand(96, 96)
+
+    def count(stop: float) -> int:
+        done = 0
+        while time.perf_counter() < stop:
+            torch.mm(matrix, matrix)
+            done += 1
+        return done
+
+    count(time.perf_counter() + seconds)
+    communicator = _world.get().communicator
+    _world.wait(communicator.barrier(), "the start of a measurement")
+    alone = count(time.perf_counter() + seconds)
+    _world.wait(communicator.barrier(), "the start of a measurement")
+    other = threading.Thread(target=count, args=(time.perf_counter() + seconds,))
+    other.start()
+    beside = count(time.perf_counter() + seconds)
+    other.join()
+    own = torch.tensor([2 * (1 - beside / alone)], dtype=torch.float64).clamp_(0.0, 1.0)
+    _world.wait(communicator.reduce_(own, Op.MAX), "the end of a measurement")
+    return float(own)
