@@ -24,12 +24,15 @@ LAYERS = {
     "mpicomp.ballot": 3,
     "mpicomp.world": 4,
     "mpicomp.leftovers": 4,
+    "mpicomp.predict": 5,
     "mpicomp.step": 5,
     "mpicomp.collectives": 5,
     "mpicomp.engine": 6,
     "mpicomp.replicate": 6,
-    "mpicomp.optimizer": 7,
-    "mpicomp": 8,
+    "mpicomp.optimizer": 8,
+    "mpicomp.bench": 10,
+    "mpicomp.advise": 11,
+    "mpicomp": 9,
 }
 
 
