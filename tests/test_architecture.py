@@ -22,6 +22,8 @@ LAYERS = {
     "mpicomp.exchange": 3,
     "mpicomp.progress": 3,
     "mpicomp.ballot": 3,
+    "mpicomp.observe.trace": 3,
+    "mpicomp.observe.prometheus": 3,
     "mpicomp.world": 4,
     "mpicomp.leftovers": 4,
     "mpicomp.step": 5,
@@ -29,6 +31,7 @@ LAYERS = {
     "mpicomp.engine": 6,
     "mpicomp.replicate": 6,
     "mpicomp.optimizer": 7,
+    "mpicomp.observe": 8,
     "mpicomp": 8,
 }
 
