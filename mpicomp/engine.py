@@ -31,7 +31,7 @@ from mpicomp.compress.rules import Compression, assign
 from mpicomp.exchange import Group
 from mpicomp.fusion import Buckets, memory_strides, plan
 from mpicomp.progress import Lane
-from mpicomp.step import Slot, Step
+from mpicomp.step import Observer, Slot, Step
 
 _CUSTOM_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 Memory = Mapping[str, Mapping[str, Tensor]]  # slot -> parameter name -> tensor
@@ -80,6 +80,7 @@ class Engine:
         self._held_graph = -1
         self.joining = False  # ranks may run out of data; every exchange asks who has some
         self.exhausted = False  # this rank has
+        self.observer: Observer | None = None
         self.last_active: tuple[int, ...] = ()  # the ranks that had data in the last exchange
         self.add(params)
 
@@ -299,6 +300,7 @@ class Engine:
             lane=self._lane,
             progress=self._progress,
             profile=self._profile,
+            around=None if self.observer is None else self.observer.begins(),
         )
         _world.get().open_engines.append(self)
 
@@ -319,6 +321,8 @@ class Engine:
         conclusion = step.finish()
         if conclusion.buckets is not None:
             self._use(conclusion.buckets)
+        if self.observer is not None and self._buckets is not None:
+            self.observer.ended(self._buckets)
 
 
 def _inside_custom_backward() -> bool:

@@ -55,7 +55,9 @@ def aligned(events: list[Event], start: Reading, end: Reading) -> list[Event]:
 
 def _names(rank: int, where: str, threads: dict[int, str]) -> list[Event]:
     """The events that name a rank and its threads and keep them in order."""
-    described = [("process_name", 0, {"name": f"rank {rank}"})]
+    described: list[tuple[str, int, dict[str, Any]]] = [
+        ("process_name", 0, {"name": f"rank {rank}"})
+    ]
     described += [("process_labels", 0, {"labels": where})]
     described += [("process_sort_index", 0, {"sort_index": rank})]
     for place, (thread, name) in enumerate(threads.items()):
