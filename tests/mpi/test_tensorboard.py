@@ -72,7 +72,7 @@ def test_rank_0_writes_every_so_many_steps():
 @needs_ranks
 def test_norms_are_those_of_gradient_and_residual():
     model, writer = net(), Writer()
-    opt = wrap(model, {".*bias": "none", ".*": "topk:density=0.1"}, fusion_mb=1e-4)
+    opt = wrap(model, {"*bias": "none", "*": "topk:density=0.1"}, fusion_mb=1e-4)
     TensorBoard(opt, writer, every=1, step=40, all_ranks=True, prefix=f"rank {RANK}")
     residual = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for step in range(4):
@@ -111,7 +111,7 @@ def test_a_loss_scale_does_not_show():
     for factor in (1.0, 2.0**10):
         model, writer = net(), Writer()
         scaler = torch.amp.GradScaler("cpu", init_scale=factor)
-        opt = wrap(model, {".*bias": "fp16", ".*": "topk:density=0.1"}, grad_scaler=scaler)
+        opt = wrap(model, {"*bias": "fp16", "*": "topk:density=0.1"}, grad_scaler=scaler)
         TensorBoard(opt, writer, every=1, all_ranks=True)
         backward(model, 0, factor=float(scaler.scale(torch.ones(()))))
         opt.synchronize()
