@@ -4,6 +4,7 @@ from mpicomp import compress as compress
 from mpicomp.auto import (
     Auto as Auto,
 )
+from mpicomp import observe as observe
 from mpicomp.collectives import (
     Average as Average,
 )

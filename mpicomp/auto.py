@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from mpicomp import world as _world
-from mpicomp.compress.rules import assign, resolve
+from mpicomp.compress.rules import Compression, assign, resolve
 from mpicomp.fusion import Plan, plan
 from mpicomp.predict import measure
 from mpicomp.predict.choose import DENSE, LEAST_GAIN, Model
@@ -71,6 +71,11 @@ def as_auto(compression: object) -> Auto | None:
     if isinstance(compression, str) and compression == "auto":
         return Auto()
     return compression if isinstance(compression, Auto) else None
+
+
+def without_auto(compression: Compression | Auto) -> Compression:
+    """What is exchanged until something is chosen: without compression, if anything is."""
+    return DENSE if isinstance(compression, Auto) or compression == "auto" else compression
 
 
 @dataclass(slots=True)
@@ -213,14 +218,8 @@ class Autopilot:
         found[choice.methods] = choice.step.seconds
         dense = (DENSE,) * count
         best = min(found.values())
-        near = sorted(
-            (
-                m
-                for m in found
-                if m != dense and found[m] < min(found[dense], (1 + DEVIATION) * best)
-            ),
-            key=lambda methods: found[methods],
-        )
+        limit = min(found[dense], (1 + DEVIATION) * best)
+        near = sorted((m for m in found if found[m] < limit and m != dense), key=found.__getitem__)
         trials = [Trial(methods, found[methods]) for methods in near[:MOST_TRIALS]]
         self._trials = self._from_rank_0([Trial(dense, found[dense], seconds), *trials])
         self._current = self._trials[0]

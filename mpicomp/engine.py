@@ -32,7 +32,7 @@ from mpicomp.compress.rules import Compression, assign
 from mpicomp.exchange import Group
 from mpicomp.fusion import Buckets, Plan, memory_strides, plan
 from mpicomp.progress import Lane
-from mpicomp.step import Slot, Step
+from mpicomp.step import Observer, Slot, Step
 
 if TYPE_CHECKING:
     from mpicomp.auto import Autopilot
@@ -85,6 +85,7 @@ class Engine:
         self.autopilot: Autopilot | None = None  # chooses compressors in training
         self.joining = False  # ranks may run out of data; every exchange asks who has some
         self.exhausted = False  # this rank has
+        self.observer: Observer | None = None
         self.last_active: tuple[int, ...] = ()  # the ranks that had data in the last exchange
         self.add(params)
 
@@ -326,6 +327,7 @@ class Engine:
             lane=self._lane,
             progress=self._progress,
             profile=self._profile,
+            around=None if self.observer is None else self.observer.begins(),
         )
         _world.get().open_engines.append(self)
 
@@ -346,6 +348,8 @@ class Engine:
         conclusion = step.finish()
         if conclusion.buckets is not None:
             self._use(conclusion.buckets)
+        if self.observer is not None and self._buckets is not None:
+            self.observer.ended(self._buckets)
         if self.autopilot is not None:
             self.autopilot.after_step(step)
 

@@ -17,6 +17,7 @@ from mpicomp.compress.base import PRIVATE_SLOTS, Compressor
 from mpicomp.compress.rules import Compression, alone, assign, resolve
 from mpicomp.engine import Engine
 from mpicomp.replicate import broadcast_optimizer_state, broadcast_parameters
+from mpicomp.step import Observer
 
 _MEMORY = "mpicomp"  # the key in ``state_dict()`` under which compressors' memory is kept
 
@@ -212,6 +213,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Exchange what was accumulated and not exchanged yet; otherwise harmless."""
         if self._engine is not None:
             self._engine.synchronize()
+
+    def watch(self, observer: Observer) -> None:
+        """Let ``observer`` look at every exchange from now on, as `mpicomp.observe` does."""
+        if self._engine is not None:
+            if self._engine.observer is not None:
+                raise ValueError(f"watch: there must be one observer, got {observer!r} as a second")
+            self._engine.observer = observer
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer."""
