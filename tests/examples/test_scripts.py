@@ -105,6 +105,27 @@ def test_step_benchmark(ranks, kinds):
     assert ["batch" if "batch" in row else "memory" for row in rows] == [*kinds, "batch", "batch"]
 
 
+def test_time_to_quality_benchmark(tmp_path):
+    options = ("--seeds", "2", "--steps", "4", "--every", "2", "--target")
+    script, compression = "benchmarks/time_to_quality.py", ("--compression", "topk")
+    easy, hard = str(tmp_path / "easy.json"), str(tmp_path / "hard.json")
+    slow = output(2, script, *options, "7.9", *compression, "--network", "slow", "--out", easy)
+    for row in result(slow)["rows"]:
+        (steps, seconds, bits), *_, last = row["curves"][0]
+        assert (steps, seconds) == (0, 0)
+        assert last[2] <= 7.9 < bits
+        assert 0 < row["steps"][0] <= last[0] <= 4
+        assert 0 < row["seconds"][0] <= last[1]
+    fast = output(2, script, *options, "1", *compression, "--network", "fast", "--out", hard)
+    assert [row["seconds"] for row in result(fast)["rows"]] == [[None, None]] * 3
+    assert not result(fast)["holds"]
+
+    picture = tmp_path / "picture.svg"
+    both = output(1, script, "--merge", easy, hard, "--plot", str(picture))
+    assert result(both)["rows"] == result(slow)["rows"] + result(fast)["rows"]
+    assert all(word in picture.read_text() for word in ("slow", "fast", "ddp", "topk"))
+
+
 def test_digits_benchmark():
     options = ("--seeds", "1", "--steps", "22", "--compression")  # none of these: only "none"
     (row,) = result(output(1, "benchmarks/accuracy.py", *options))["rows"]
