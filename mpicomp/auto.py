@@ -40,7 +40,7 @@ TIMED_STEPS = 5
 STEADY_STEPS = 30  # between two looks at a choice that stays
 DEVIATION = 0.3  # from what was expected, at which all begins anew
 MOST_TRIALS = 3
-PROBES = [1 << shift for shift in (12, 16, 19, 22)]  # bytes of the collectives that are timed
+PROBES = [1 << shift for shift in (10, 16, 20, 22)]  # bytes of the collectives that are timed
 
 Methods = tuple[str, ...]  # of each bucket of the exchange without compression
 
@@ -100,6 +100,8 @@ class Autopilot:
         bucket_bytes: size at which a bucket is full.
     """
 
+    clock = staticmethod(time.perf_counter)
+
     def __init__(self, engine: Engine, auto: Auto, *, bucket_bytes: float) -> None:
         self._engine, self._auto, self._bucket_bytes = engine, auto, bucket_bytes
         self.restart()
@@ -116,11 +118,11 @@ class Autopilot:
         self._periods: list[float] = []
         self._timelines: list[Timeline] = []
         self._to_skip, self._wanted = SETTLING_STEPS, steps
-        self._ended_at = time.perf_counter()
+        self._ended_at = self.clock()
 
     def after_step(self, step: Step) -> None:
         """Collective at the same steps on all ranks."""
-        now = time.perf_counter()
+        now = self.clock()
         period, self._ended_at = now - self._ended_at, now
         if self._engine.joining:  # a rank without data has no times to tell
             return
@@ -132,7 +134,7 @@ class Autopilot:
             self._timelines.append(timeline_of(step, self._engine.placed(), now, period))
         if len(self._periods) == self._wanted:
             self._conclude(statistics.median(self._periods))
-            self._ended_at = time.perf_counter()
+            self._ended_at = self.clock()
 
     # --------------------------------------------------------------------------- decisions
 
@@ -193,36 +195,37 @@ class Autopilot:
     # -------------------------------------------------------------------------- predictions
 
     def _plan_trials(self, seconds: float) -> None:
-        """Measure network and candidates, predict, and list what is worth a trial."""
+        """List what is worth a trial: what is predicted to come near the best."""
         self._dense_plans = self._engine.plans
+        dense = (DENSE,) * len(self._dense_plans)
+        found = self.forecast(middle(self._timelines), self._dense_plans)
+        limit = min(found[dense], (1 + DEVIATION) * min(found.values()))
+        near = sorted((m for m in found if found[m] < limit and m != dense), key=found.__getitem__)
+        trials = [Trial(methods, found[methods]) for methods in near[:MOST_TRIALS]]
+        self._trials = self._from_rank_0([Trial(dense, found[dense], seconds), *trials])
+        self._current = self._trials[0]
+
+    def forecast(self, timeline: Timeline, plans: Sequence[Plan]) -> dict[Methods, float]:
+        """Collective: seconds of a step with each candidate, and with the best mixture."""
         slots = self._engine.placed()
         grads = {
             name: torch.zeros_like(slot.param) if slot.param.grad is None else slot.param.grad
             for name, slot in slots.items()
         }
         network = measure.measure(PROBES).network
-        contention = measure.contention()
-        timeline = middle(self._timelines)
-        size = _world.size()
+        model = Model(timeline, network, measure.contention())
         options: list[dict[str, list[Load]]] = []
-        for p in self._dense_plans:
+        for p in plans:
             options.append({})
             for spec in (DENSE, *self._auto.candidates):
-                plans = self._plans_of(p, slots, spec)
-                costs = [measure_cost(each, grads, size, repeats=2) for each in plans]
-                options[-1][spec] = loads(timeline, plans, costs)
-        model = Model(timeline, network, contention)
-        choice, uniform = model.choose(options), model.uniform(options)
-        count = len(options)
-        found = {(name,) * count: step.seconds for name, step in uniform.items()}
-        found[choice.methods] = choice.step.seconds
-        dense = (DENSE,) * count
-        best = min(found.values())
-        limit = min(found[dense], (1 + DEVIATION) * best)
-        near = sorted((m for m in found if found[m] < limit and m != dense), key=found.__getitem__)
-        trials = [Trial(methods, found[methods]) for methods in near[:MOST_TRIALS]]
-        self._trials = self._from_rank_0([Trial(dense, found[dense], seconds), *trials])
-        self._current = self._trials[0]
+                parts = self._plans_of(p, slots, spec)
+                costs = [measure_cost(part, grads, _world.size(), repeats=2) for part in parts]
+                options[-1][spec] = loads(timeline, parts, costs)
+        choice = model.choose(options)
+        found = {
+            (name,) * len(plans): step.seconds for name, step in model.uniform(options).items()
+        }
+        return {**found, choice.methods: choice.step.seconds}
 
     def _plans_of(self, dense: Plan, slots: Mapping[str, Slot], spec: str) -> list[Plan]:
         """The buckets that one bucket becomes with another compressor."""

@@ -45,6 +45,8 @@ def network_of(args: argparse.Namespace, forecast: Forecast) -> Network:
         profile = measure.measure(PROBES, device=device)
     network = profile.network if profile else Network(1, 1, {}, {})
     if args.bandwidth is not None:
+        if not args.bandwidth > 0:
+            raise ValueError(f"advise: --bandwidth must be above 0, got {args.bandwidth}")
         link = Link(args.latency * MICROSECOND, 0.0)
         network = Network(
             network.hosts, network.ranks_per_host, network.within, dict.fromkeys(ALGORITHMS, link)

@@ -13,6 +13,7 @@ from mpicomp.predict.collectives import ALGORITHMS, fastest
 
 WITHIN, ACROSS = "within", "across"
 GIGABIT = 1e9 / 8  # bytes
+ROUNDS = 5  # of a fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +120,32 @@ class Network:
 
 
 def fit(samples: Sequence[Sample]) -> Link:
-    """The alpha and beta, neither negative, under which samples of one collective are least off.
+    """Beta from the longest messages, then alpha from the shortest; neither is negative.
 
-    Relative errors are squared and added up, so that small messages count as much as large ones.
+    Beta explains the difference between the longest and one that is at most a quarter of it. In
+    between, links that let bursts pass look faster than they are to anybody who sends a lot.
     Which algorithm a size takes depends on the answer: a few rounds settle it.
     """
+    ordered = sorted(samples, key=lambda sample: sample.num_bytes)
+    short, long = ordered[0], ordered[-1]
+    middle = max(
+        (s for s in ordered if s.num_bytes <= long.num_bytes / 4),
+        key=lambda sample: sample.num_bytes,
+        default=short,
+    )
     link = Link(1e-5, 1e-9)
-    for _ in range(5):
-        aa = ab = bb = at = bt = 0.0
-        for sample in samples:
-            work = fastest(sample.collective, sample.ranks, sample.num_bytes, link.alpha, link.beta)
-            a, b = work.rounds / sample.seconds, work.num_bytes / sample.seconds
-            aa, ab, bb, at, bt = aa + a * a, ab + a * b, bb + b * b, at + a, bt + b
-        determinant = aa * bb - ab * ab
-        alpha = (at * bb - bt * ab) / determinant if determinant > 0 else 0.0
-        beta = (bt * aa - at * ab) / determinant if determinant > 0 else 0.0
-        if alpha <= 0:
-            alpha, beta = 0.0, bt / bb
-        elif beta <= 0:
-            alpha, beta = at / aa, 0.0
+    for _ in range(ROUNDS):
+        works = [
+            fastest(s.collective, s.ranks, s.num_bytes, link.alpha, link.beta)
+            for s in (short, middle, long)
+        ]
+        rounds, num_bytes = (
+            works[2].rounds - works[1].rounds,
+            works[2].num_bytes - works[1].num_bytes,
+        )
+        seconds = long.seconds - middle.seconds - rounds * link.alpha
+        beta = max(0.0, seconds / num_bytes) if num_bytes else 0.0
+        alpha = max(0.0, short.seconds - works[0].num_bytes * beta) / works[0].rounds
         link = Link(alpha, beta)
     return link
 
