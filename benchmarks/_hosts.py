@@ -9,19 +9,18 @@ that made a `Lab` ends, a sweeper takes everything away again. Needs root.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
-import signal
 import string
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import _sweep
 
 NETWORK = "10.99.7"  # each lab has a bridge of its own: the same addresses do not meet
 NOBODY = 99  # last part of an address that no host has
@@ -73,8 +72,9 @@ class Lab:
 
     ssh_port = 2222
 
-    def __init__(self, num_hosts: int, rate: str | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="mpicomp-hosts-"))
+    def __init__(self, num_hosts: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=_sweep.PREFIX))
+        self._lock = _sweep.lock(self.folder)
         self.agent = self.folder / "agent"
         self.key = self.folder / "user_key"
         prefix = "".join(random.SystemRandom().choices(string.ascii_lowercase, k=6))
@@ -82,12 +82,13 @@ class Lab:
         self.nobody = f"{prefix}nobody"
         self._holders: dict[str, subprocess.Popen[bytes]] = {}
         self._sweeper = subprocess.Popen(
-            [sys.executable, __file__, "--sweep", str(self.folder)],
+            [sys.executable, _sweep.__file__, str(self.folder)],
             stdin=subprocess.PIPE,
+            pass_fds=[self._lock.fileno()],
             start_new_session=True,  # Ctrl-C is for us, not for it
         )
         try:
-            self._build(rate)
+            self._build()
         except BaseException:
             self.close()
             raise
@@ -104,6 +105,7 @@ class Lab:
         for holder in self._holders.values():
             holder.wait()
         self._holders.clear()
+        self._lock.close()
 
     def address(self, name: str) -> str:
         """The address of a host."""
@@ -121,6 +123,12 @@ class Lab:
         settings = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL} | settings
         return subprocess.run(self.command(name, words), **settings)
 
+    def must(self, name: str, *words: str) -> None:
+        """Runs a program on a host, or on the "switch" between them; it must succeed."""
+        done = self.run(name, *words)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)} on {name}: {done.stderr.strip()}")
+
     def start(self, name: str, *words: str, **settings: Any) -> subprocess.Popen[str]:
         """Starts a program on a host, with pipes behind both of its outputs."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
@@ -130,42 +138,38 @@ class Lab:
         """What runs on a host, sshd apart: command lines by pid, for a look at what was left."""
         found = {}
         for pid in inside(self._holders[name].pid):
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            except OSError:  # ended meanwhile
-                continue
-            line = b" ".join(words).decode(errors="replace").strip()
+            line = _sweep.command_line(pid)
             if line and not line.startswith("sshd:") and f"{name}.sshd_config" not in line:
                 found[pid] = line
         return found
 
     def link(self, name: str, state: str) -> None:
         """Takes a host from the network ("down"), or gives it back ("up")."""
-        self._must(name, "ip", "link", "set", "eth0", state)
+        self.must(name, "ip", "link", "set", "eth0", state)
 
     def close_way_back(self, name: str) -> None:
         """A firewall on a host: nothing new goes from it to the first host."""
         first = self.address(self.names[0])
         rule = ["OUTPUT", "-d", first, "-p", "tcp", "--syn", "-j", "DROP"]
-        self._must(name, "iptables", "-A", *rule)
+        self.must(name, "iptables", "-A", *rule)
 
     def open_way_back(self, name: str) -> None:
         """Takes the firewall away."""
-        self._must(name, "iptables", "-F", "OUTPUT")
+        self.must(name, "iptables", "-F", "OUTPUT")
 
     def add_docker(self, name: str) -> None:
         """Gives a host the interface docker0 with the address it has on every machine."""
-        self._must(name, "ip", "link", "add", "docker0", "type", "bridge")
-        self._must(name, "ip", "addr", "add", DOCKER, "dev", "docker0")
-        self._must(name, "ip", "link", "set", "docker0", "up")
+        self.must(name, "ip", "link", "add", "docker0", "type", "bridge")
+        self.must(name, "ip", "addr", "add", DOCKER, "dev", "docker0")
+        self.must(name, "ip", "link", "set", "docker0", "up")
 
     def replace(self, name: str, path: str, by: str) -> None:
         """Another file stands at a path of one host."""
-        self._must(name, "mount", "--bind", by, os.path.realpath(path))
+        self.must(name, "mount", "--bind", by, os.path.realpath(path))
 
     def restore(self, name: str, path: str) -> None:
         """Undoes `replace`."""
-        self._must(name, "umount", os.path.realpath(path))
+        self.must(name, "umount", os.path.realpath(path))
 
     def start_sshd(self) -> list[str]:
         """An ssh server on every host; returns the options for ssh besides port and key.
@@ -182,64 +186,56 @@ class Lab:
             config = self.folder / f"{name}.sshd_config"
             config.write_text(SSHD_CONFIG.format(port=self.ssh_port, folder=self.folder, host=name))
             log = str(self.folder / f"{name}.sshd_log")
-            self._must(name, "mkdir", "-p", "/run/sshd")
-            self._must(name, "/usr/sbin/sshd", "-f", str(config), "-E", log)
+            self.must(name, "mkdir", "-p", "/run/sshd")
+            self.must(name, "/usr/sbin/sshd", "-f", str(config), "-E", log)
         settings = ("IdentityAgent=none", "IdentitiesOnly=yes", f"UserKnownHostsFile={known}")
         return ["-F", "none", *(word for each in settings for word in ("-o", each))]
 
-    def _build(self, rate: str | None) -> None:
+    def _build(self) -> None:
         table = "".join(f"{self.address(name)} {name}\n" for name in self.names)
-        hosts = self.folder / "hosts"
+        hosts = self.folder / _sweep.MOUNTED
         hosts.write_text(f"127.0.0.1 localhost\n{table}{NETWORK}.{NOBODY} {self.nobody}\n")
         self.agent.write_text(AGENT.format(folder=self.folder, namespaces=" ".join(NAMESPACES)))
         self.agent.chmod(0o755)
         self._hold("switch")
-        self._must("switch", "ip", "link", "add", "br0", "type", "bridge")
-        self._must("switch", "ip", "link", "set", "br0", "up")
+        self.must("switch", "ip", "link", "add", "br0", "type", "bridge")
+        self.must("switch", "ip", "link", "set", "br0", "up")
         for index, name in enumerate(self.names, 1):
             holder = self._hold(name)
             (self.folder / f"{name}.pid").write_text(str(holder))
             plug = ["link", "add", f"v{index}", "type", "veth"]
-            self._must("switch", "ip", *plug, "peer", "name", "eth0", "netns", str(holder))
-            self._must("switch", "ip", "link", "set", f"v{index}", "master", "br0", "up")
-            self._furnish(name, rate)
+            self.must("switch", "ip", *plug, "peer", "name", "eth0", "netns", str(holder))
+            self.must("switch", "ip", "link", "set", f"v{index}", "master", "br0", "up")
+            self._furnish(name)
 
-    def _furnish(self, name: str, rate: str | None) -> None:
-        """What is a host's own: name, addresses, table of hosts, shared memory, /run, /sys."""
-        self._must(name, "hostname", name)
-        self._must(name, "mount", "--bind", str(self.folder / "hosts"), "/etc/hosts")
-        self._must(name, "mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
-        self._must(name, "mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
-        self._must(name, "mount", "-t", "sysfs", "sysfs", "/sys")
-        self._must(name, "ip", "link", "set", "lo", "up")
-        self._must(name, "ip", "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
-        self._must(name, "ip", "link", "set", "eth0", "up")
-        if rate is not None:
-            shape = ["tbf", "rate", rate, "burst", "256kb", "latency", "20ms"]
-            self._must(name, "tc", "qdisc", "add", "dev", "eth0", "root", *shape)
+    def _furnish(self, name: str) -> None:
+        """What is a host's own: name, address, shared memory, /run, /sys."""
+        self.must(name, "hostname", name)
+        self.must(name, "mount", "-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
+        self.must(name, "mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
+        self.must(name, "mount", "-t", "sysfs", "sysfs", "/sys")
+        self.must(name, "ip", "link", "set", "lo", "up")
+        self.must(name, "ip", "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+        self.must(name, "ip", "link", "set", "eth0", "up")
 
     def _hold(self, name: str) -> int:
-        """Starts the process that holds a host's namespaces, and tells the sweeper; its pid."""
+        """Starts the process that holds a host's namespaces; its pid.
+
+        The table of hosts is in place first: by it the sweeper finds all that runs on a host.
+        """
+        hold = 'mount --bind "$0" /etc/hosts && echo && exec sleep infinity'
         holder = subprocess.Popen(
-            ["unshare", *NAMESPACES, "sh", "-c", "echo; exec sleep infinity"],
+            ["unshare", *NAMESPACES, "sh", "-c", hold, str(self.folder / _sweep.MOUNTED)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
         self._holders[name] = holder
         assert holder.stdout is not None
-        assert self._sweeper.stdin is not None
-        self._sweeper.stdin.write(b"%d\n" % holder.pid)
-        self._sweeper.stdin.flush()
         with holder.stdout as ready:
             if not ready.readline():
                 raise RuntimeError(f"the namespaces of {name} did not come up")
         return holder.pid
-
-    def _must(self, name: str, *words: str) -> None:
-        done = self.run(name, *words)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(words)} on {name}: {done.stderr.strip()}")
 
 
 def inside(holder: int) -> list[int]:
@@ -261,29 +257,11 @@ def inside(holder: int) -> list[int]:
     return found
 
 
-def sweep(holders: Sequence[int], folder: str) -> None:
-    """Kills all on the hosts, those that are born meanwhile too, then the hosts themselves."""
-    for holder in holders:
-        end = time.monotonic() + 10
-        while (left := inside(holder)) and time.monotonic() < end:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(holder, signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def main() -> None:
     """`python _hosts.py N WORDS...`: a command on the first of N hosts.
 
     Of the words, `@1` to `@N` become the names of the hosts, and `@AGENT` the way to reach them.
     """
-    if sys.argv[1] == "--sweep":
-        # The sweeper of a lab: its input ends when the lab is closed, or its process dies.
-        sweep([int(line) for line in sys.stdin], sys.argv[2])
-        return
     with Lab(int(sys.argv[1])) as lab:
         names = {"@AGENT": str(lab.agent)} | {f"@{i}": name for i, name in enumerate(lab.names, 1)}
         words = sys.argv[2:]

@@ -20,15 +20,16 @@ import json
 import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from _gloo import start_gloo
+from _turns import Turns, differences, median, take_turns, time_block
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -78,31 +79,17 @@ def sample_of(batch: int) -> tuple[Tensor, Tensor]:
 # --------------------------------------------------------------------------------------- timing
 
 
-def time_block(side: Side, batch: tuple[Tensor, Tensor], steps: int) -> float:
-    """Seconds a step on the rank that takes longest, after one step to warm the caches."""
-    side.step(*batch)
-    mpicomp.barrier()
-    started = time.perf_counter()
-    for _ in range(steps):
-        side.step(*batch)
-    own = torch.tensor((time.perf_counter() - started) / steps, dtype=torch.float64)
-    return float(mpicomp.allreduce(own, op=mpicomp.Max))
-
-
 def time_sides(sides: dict[str, Side], batch: int, rounds: int, steps: int) -> dict[str, float]:
     """Median milliseconds of a step for each side, and of what it takes more than ``alone``."""
     data = sample_of(batch)
     names = list(sides)
-    for side in sides.values():
-        time_block(side, data, 2)  # buckets are rebuilt after the first step
-    blocks: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            blocks[name].append(1e3 * time_block(sides[name], data, steps))
-    row = {f"{name}_ms": statistics.median(blocks[name]) for name in names}
+    step_of = {name: partial(side.step, *data) for name, side in sides.items()}
+    for step in step_of.values():
+        time_block(step, 2)  # buckets are rebuilt after the first step
+    blocks = take_turns(step_of, dict.fromkeys(names, Turns(rounds, steps)))
+    row = {f"{name}_ms": median(blocks[name]) for name in names}
     for name in names[1:]:
-        more = [mine - alone for mine, alone in zip(blocks[name], blocks["alone"], strict=True)]
+        more = differences(blocks[name], blocks["alone"])
         row[f"{name}_overhead_ms"] = statistics.median(more)
     return {"batch": batch, **row}
 

