@@ -39,7 +39,7 @@ from language_model import Size, Transformer, batches, bits_per_byte, load_text,
 
 DENSE, PEER = "none", "ddp"
 COMPRESSORS = ("fp16", "int4", "signsgd", "powersgd:rank=4", "topk:density=0.01")
-SIZE = Size(layers=3, width=128)
+SIZE = Size(layers=2, width=128)
 WARM_UP = 20  # steps in which the learning rate rises to where it stays
 TARGET = "on each network, at least one compressor meets the target sooner than none"
 
@@ -219,13 +219,13 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--network", default="one host", help="what the network is called")
     parser.add_argument("--compression", nargs="*", default=COMPRESSORS, help="beside none and ddp")
-    parser.add_argument("--target", type=float, default=3.8, help="bits per byte")
+    parser.add_argument("--target", type=float, default=3.5, help="bits per byte")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=600, help="after which a side gives up")
+    parser.add_argument("--steps", type=int, default=1000, help="after which a side gives up")
     parser.add_argument("--every", type=int, default=20, help="steps between two evaluations")
     parser.add_argument("--batch", type=int, default=8, help="samples a step, over all ranks")
     parser.add_argument("--context", type=int, default=64, help="bytes in a sample")
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument(
         "--bucket-mb", type=float, default=1.0, help="size of a bucket of gradients"
     )
