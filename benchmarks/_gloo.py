@@ -8,13 +8,42 @@ import socket
 import torch.distributed as dist
 
 import mpicomp
+from mpicomp_launch import network
+
+LOOPBACK = network.Interface("lo", "127.0.0.1", "127.0.0.0/8")
 
 
 def start_gloo() -> None:
-    """Put the ranks into a torch process group, over loopback."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with socket.create_server(("localhost", 0)) as free:
-        port = mpicomp.broadcast_object(free.getsockname()[1])
-    where = f"tcp://localhost:{port}"
+    """Put the ranks into a torch process group: over loopback, or the network between their hosts.
+
+    The variable ``GLOO_SOCKET_IFNAME`` names another interface; without it each rank takes its way
+    to another host.
+    """
+    interface = interface_to_use()
+    os.environ["GLOO_SOCKET_IFNAME"] = interface.name
+    with socket.create_server((interface.address, 0)) as free:
+        own = f"{interface.address}:{free.getsockname()[1]}"
+    where = f"tcp://{mpicomp.broadcast_object(own)}"
     rank, size = mpicomp.rank(), mpicomp.size()
     dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
+
+
+def interface_to_use() -> network.Interface:
+    """The interface of this rank by which all others reach it."""
+    names = mpicomp.allgather_object(os.uname().nodename)
+    others = [name for name in names if name != os.uname().nodename]
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME")
+    if wanted is not None:
+        found = [each for each in network.interfaces() if each.name == wanted]
+    elif others:
+        way = network.interface_towards(others[0])
+        found = [] if way is None else [way]
+    else:
+        found = [LOOPBACK]
+    for each in found:
+        if "." in each.address:
+            return each
+    raise ValueError(
+        "start_gloo: GLOO_SOCKET_IFNAME must name an interface with an IPv4 address by which "
+        f"other hosts reach this one, got {wanted}; see `ip -br address`"
+    )

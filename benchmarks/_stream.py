@@ -13,16 +13,17 @@ import time
 WARM_SECONDS = 0.25  # bursts that a limit lets through, and TCP's slow start
 SECONDS = 1.0
 CHUNK = 1 << 20
-ACCEPT_SECONDS = 30
+PATIENCE_SECONDS = 30
 
 
 def receive() -> None:
     """Takes all that comes, and counts it for a second."""
     with socket.create_server(("", 0)) as server:
-        server.settimeout(ACCEPT_SECONDS)
+        server.settimeout(PATIENCE_SECONDS)
         print(server.getsockname()[1], flush=True)
         stream, _ = server.accept()
     with stream:
+        stream.settimeout(PATIENCE_SECONDS)
         rate_of(stream, WARM_SECONDS)
         print(rate_of(stream, SECONDS), flush=True)
 

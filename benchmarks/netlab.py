@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -153,7 +154,7 @@ class Net:
         if self.rate != "none" and min(self.one_way, self.all_at_once) < BELOW * asked:
             print(
                 f"netlab: this machine does not reach {self.rate}: its links carry "
-                f"{self.one_way / 1e9:.3g} Gb/s, and {self.all_at_once / 1e9:.3g} Gb/s each "
+                f"{in_words(self.one_way)}, and {in_words(self.all_at_once)} each "
                 f"when all {len(names)} hosts send at once",
                 file=sys.stderr,
             )
@@ -170,7 +171,7 @@ class Net:
                 break
         if not best:
             raise RuntimeError(
-                f"netlab: links must be limited to {self.rate}, got {max(rates) / 1e9:.3g} Gb/s: "
+                f"netlab: links must be limited to {self.rate}, got {in_words(max(rates))}: "
                 "the limit did not take effect; see what `tc qdisc` can do on this machine"
             )
         return best
@@ -215,6 +216,10 @@ def sweep_leftovers() -> None:
         print(f"netlab: ended what a killed run left in {folder}:{lines}", file=sys.stderr)
 
 
+def in_words(bits: float) -> str:
+    return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mb/s"
+
+
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -241,8 +246,8 @@ def main() -> int:
     with net:
         status = net.launch(args.words, ranks_per_host=args.ranks_per_host).returncode
         print(
-            f"netlab: {args.hosts} hosts, {args.rate}: {net.one_way / 1e9:.3g} Gb/s, "
-            f"{net.all_at_once / 1e9:.3g} Gb/s each with all sending at once; "
+            f"netlab: {args.hosts} hosts, {args.rate}: {in_words(net.one_way)}, "
+            f"{in_words(net.all_at_once)} each with all sending at once; "
             f"bytes sent by each host: {', '.join(map(str, net.moved))}",
             file=sys.stderr,
         )
@@ -250,4 +255,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

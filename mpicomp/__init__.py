@@ -20,6 +20,7 @@ _HOME = {
         "stats",
     ),
     "mpicomp.optimizer": ("DistributedOptimizer",),
+    "mpicomp.auto": ("Auto",),
     "mpicomp.collectives": (
         "Average",
         "Max",
@@ -74,18 +75,19 @@ _HOME = {
     "mpicomp.errors": ("MismatchError", "MpicompError", "StallError"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_PACKAGES = ("compress", "observe")  # with public names of their own
 
 __all__ = list(_MODULE_OF)
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "compress":  # a package of public names of its own
-        return importlib.import_module("mpicomp.compress")
+    if name in _PACKAGES:
+        return importlib.import_module(f"mpicomp.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'mpicomp' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__", "compress"])
+    return sorted([*__all__, "__version__", *_PACKAGES])

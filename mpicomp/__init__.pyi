@@ -1,6 +1,10 @@
 """The public names and where they live, for type checkers and editors."""
 
 from mpicomp import compress as compress
+from mpicomp import observe as observe
+from mpicomp.auto import (
+    Auto as Auto,
+)
 from mpicomp.collectives import (
     Average as Average,
 )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,9 +30,12 @@ from mpicomp.comm.communicator import Communicator, Op
 from mpicomp.comm.waiting import Task
 from mpicomp.compress.rules import Compression, assign
 from mpicomp.exchange import Group
-from mpicomp.fusion import Buckets, memory_strides, plan
+from mpicomp.fusion import Buckets, Plan, memory_strides, plan
 from mpicomp.progress import Lane
-from mpicomp.step import Slot, Step
+from mpicomp.step import Observer, Slot, Step
+
+if TYPE_CHECKING:
+    from mpicomp.auto import Autopilot
 
 _CUSTOM_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 Memory = Mapping[str, Mapping[str, Tensor]]  # slot -> parameter name -> tensor
@@ -78,8 +82,10 @@ class Engine:
         self._held = False  # gradients were accumulated since the last exchange
         self._held_passes = 0
         self._held_graph = -1
+        self.autopilot: Autopilot | None = None  # chooses compressors in training
         self.joining = False  # ranks may run out of data; every exchange asks who has some
         self.exhausted = False  # this rank has
+        self.observer: Observer | None = None
         self.last_active: tuple[int, ...] = ()  # the ranks that had data in the last exchange
         self.add(params)
 
@@ -100,6 +106,8 @@ class Engine:
         )
         self._drop_buckets()
         self._ordered = False
+        if self.autopilot is not None:
+            self.autopilot.restart()
 
     def memory(self) -> dict[str, dict[str, Tensor]]:
         """What the compressors remember, by slot and parameter name (not a copy)."""
@@ -159,6 +167,26 @@ class Engine:
         }
         _world.wait(agree_on_models(self._communicator, lines), "the comparison of models")
         task = self._first_buckets()
+        self._use(_world.wait(task, "the division of the parameters into buckets"))
+
+    # --------------------------------------------------------------------- for the autopilot
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The buckets in use, in the order in which they leave."""
+        assert self._buckets is not None
+        return self._buckets.plans
+
+    def placed(self) -> dict[str, Slot]:
+        """What is in a bucket, by name."""
+        return {slot.name: slot for slot in self._slots if slot.bucket is not None}
+
+    def recompress(self, compression: Mapping[str, str]) -> None:
+        """Collective: go on with other compressors, by parameter name, and what they remember."""
+        for name, slot in self.placed().items():
+            entry = (name, tuple(slot.param.shape), slot.param.dtype)
+            self._compressors |= assign(compression[name], [entry])
+        task = self._make_buckets({slot.index for slot in self.placed().values()})
         self._use(_world.wait(task, "the division of the parameters into buckets"))
 
     # --------------------------------------------------------------------------- buckets
@@ -299,6 +327,7 @@ class Engine:
             lane=self._lane,
             progress=self._progress,
             profile=self._profile,
+            around=None if self.observer is None else self.observer.begins(),
         )
         _world.get().open_engines.append(self)
 
@@ -319,6 +348,10 @@ class Engine:
         conclusion = step.finish()
         if conclusion.buckets is not None:
             self._use(conclusion.buckets)
+        if self.observer is not None and self._buckets is not None:
+            self.observer.ended(self._buckets)
+        if self.autopilot is not None:
+            self.autopilot.after_step(step)
 
 
 def _inside_custom_backward() -> bool:

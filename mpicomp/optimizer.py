@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from mpicomp import world as _world
+from mpicomp.auto import Auto, Autopilot, as_auto, without_auto
 from mpicomp.compress.base import PRIVATE_SLOTS, Compressor
 from mpicomp.compress.rules import Compression, alone, assign, resolve
 from mpicomp.engine import Engine
 from mpicomp.replicate import broadcast_optimizer_state, broadcast_parameters
+from mpicomp.step import Observer
 
 _MEMORY = "mpicomp"  # the key in ``state_dict()`` under which compressors' memory is kept
 
@@ -48,7 +50,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: names for the parameters, as from ``model.named_parameters()``.
         compression: a name, a spec such as ``"topk:density=0.01"``, a configured compressor, or a
             mapping from patterns of parameter names to these; by default what
-            ``MPICOMP_COMPRESSION`` says, or ``"none"``.
+            ``MPICOMP_COMPRESSION`` says, or ``"none"``. ``"auto"``, or `Auto` with candidates,
+            finds out in the first steps which of them pays, if any.
         backward_passes_per_step: gradients are summed locally over this many backward passes and
             exchanged in the last one.
         model: gives the names, and its buffers are broadcast too.
@@ -67,7 +70,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
-        compression: Compression = None,
+        compression: Compression | Auto = None,
         backward_passes_per_step: int = 1,
         *,
         model: nn.Module | None = None,
@@ -104,6 +107,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self._names = dict(named_parameters or ())
         self._compression = settings.compression if compression is None else compression
+        self._auto = as_auto(self._compression)
+        self._rules = without_auto(self._compression)  # what the engine begins with
         self._refuse_second_momentum(optimizer.param_groups)
         self._fusion_mb = fusion_mb
         self._grad_scaler = grad_scaler
@@ -125,13 +130,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if _world.size() > 1 or self._momentum_methods():
             self._engine = Engine(
                 params,
-                self._compression if _world.size() > 1 else alone(self._compression),
+                self._rules if _world.size() > 1 else alone(self._rules),
                 bucket_bytes=self._fusion_mb * 2**20,
                 loss_scale=self._loss_scale,
                 holding=self._holding,
             )
+            if self._auto is not None:
+                self._engine.autopilot = Autopilot(
+                    self._engine, self._auto, bucket_bytes=self._fusion_mb * 2**20
+                )
         else:  # mistakes in rules show on one rank too
-            assign(self._compression, [(name, tuple(p.shape), p.dtype) for name, p in params])
+            assign(self._rules, [(name, tuple(p.shape), p.dtype) for name, p in params])
 
     def _named(self, first_group: int = 0) -> list[tuple[str, nn.Parameter]]:
         """Parameters in order of registration; one without a name is called by its place."""
@@ -147,7 +156,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _momentum_methods(self) -> list[Compressor]:
         """Compressors that apply momentum themselves; with one rank too."""
-        return [c for _, c in resolve(self._compression) if c.capabilities.momentum]
+        return [c for _, c in resolve(self._rules) if c.capabilities.momentum]
 
     def _refuse_second_momentum(self, groups: Iterable[dict[str, Any]]) -> None:
         for method in self._momentum_methods():
@@ -204,6 +213,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Exchange what was accumulated and not exchanged yet; otherwise harmless."""
         if self._engine is not None:
             self._engine.synchronize()
+
+    def watch(self, observer: Observer) -> None:
+        """Let ``observer`` look at every exchange from now on, as `mpicomp.observe` does."""
+        if self._engine is not None:
+            if self._engine.observer is not None:
+                raise ValueError(f"watch: there must be one observer, got {observer!r} as a second")
+            self._engine.observer = observer
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer."""

@@ -1,15 +1,16 @@
-"""Where the time and the bytes go: totals for `stats`, and a Chrome trace if one is asked for."""
+"""Where the time and the bytes go: totals for `stats`, and notes for a trace if one is wanted."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+Event: TypeAlias = dict[str, Any]  # of a Chrome trace, but for its time, which is in ns
+_NO_SPAN = nullcontext()
 
 
 @dataclass(slots=True)
@@ -75,44 +76,54 @@ class Stats:
 
 
 class Profile:
-    """The counters of one process and, with ``tracing``, what each of its threads did when."""
+    """The counters of one process and, with ``tracing``, what each of its threads did when.
+
+    Attributes:
+        threads: the names of those that have noted something, in the order in which they began.
+    """
 
     def __init__(self, *, rank: int, tracing: bool) -> None:
         self.stats = Stats()
+        self.tracing = tracing
+        self.threads: dict[int, str] = {}
         self._rank = rank
-        self._tracing = tracing
-        self._events: list[dict[str, Any]] = []
+        self._events: list[Event] = []
 
     def mark(self, name: str, **details: object) -> None:
         """A point in time in the trace."""
-        if self._tracing:
-            self._record(name, "i", time.time_ns(), args=details, s="t")
+        if self.tracing:
+            self._record(name, "i", time.perf_counter_ns(), args=details, s="t")
+
+    def span(self, name: str, **details: object) -> AbstractContextManager[None]:
+        """A stretch of time in the trace, on the thread that runs it."""
+        return self._noted(name, details) if self.tracing else _NO_SPAN
 
     @contextmanager
-    def span(self, name: str, **details: object) -> Iterator[None]:
-        """A stretch of time in the trace, on the thread that runs it."""
-        if not self._tracing:
-            yield
-            return
-        start = time.time_ns()
+    def _noted(self, name: str, details: dict[str, object]) -> Iterator[None]:
+        start = time.perf_counter_ns()
         try:
             yield
         finally:
-            self._record(name, "X", start, args=details, dur=(time.time_ns() - start) / 1e3)
+            duration_us = (time.perf_counter_ns() - start) / 1e3
+            self._record(name, "X", start, args=details, dur=duration_us)
 
     def _record(self, name: str, phase: str, start_ns: int, **rest: object) -> None:
-        # Wall-clock time, so that the ranks of a host share one time line.
-        thread = threading.current_thread().name
-        event = {"name": name, "ph": phase, "ts": start_ns / 1e3, "pid": self._rank, "tid": thread}
+        thread = threading.get_native_id()
+        if thread not in self.threads:
+            self.threads[thread] = _name_of(threading.current_thread())
+        event = {"name": name, "ph": phase, "ts": start_ns, "pid": self._rank, "tid": thread}
         self._events.append(event | rest)
 
-    def take_events(self) -> list[dict[str, Any]]:
+    def take_events(self) -> list[Event]:
         """The events so far, which are then forgotten."""
-        name = {"name": "process_name", "ph": "M", "pid": self._rank}
         events, self._events = self._events, []
-        return [name | {"args": {"name": f"rank {self._rank}"}}, *events]
+        return events
 
 
-def write_trace(path: str, events: list[dict[str, Any]]) -> None:
-    """Write ``events`` of all ranks as a Chrome trace (chrome://tracing, ui.perfetto.dev)."""
-    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+def _name_of(thread: threading.Thread) -> str:
+    """What a thread is called in a trace."""
+    if thread is threading.main_thread():
+        return "training"
+    if thread.name == "mpicomp":
+        return "communication"
+    return "autograd" if thread.name.startswith("Dummy-") else thread.name  # not of Python's making

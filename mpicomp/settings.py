@@ -25,7 +25,8 @@ class Settings:
         shared_memory_dir: the memory file system to use for it.
         stall_seconds: a collective that waits longer is reported with the ranks that are missing.
         stall_shutdown_seconds: one that waits longer ends the job.
-        trace: file for a Chrome trace of the run.
+        trace: file for a Chrome trace of the run; rank 0's counts.
+        prometheus: ``[HOST:]PORT`` where rank 0 answers Prometheus.
         stats: 1 prints a line of totals at the end.
         expect_size: number of ranks that the launcher started; `init` checks it.
         report_fd: where a rank tells the launcher's worker why it fails.
@@ -38,6 +39,7 @@ class Settings:
     stall_seconds: float = 60.0
     stall_shutdown_seconds: float = 600.0
     trace: str = ""
+    prometheus: str = ""
     stats: bool = False
     expect_size: int = 0
     report_fd: str = ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from mpicomp.ballot import Ballot, Mark
 from mpicomp.comm.waiting import Task
-from mpicomp.compress.base import PRIVATE_SLOTS, State, all_finite
+from mpicomp.compress.base import PRIVATE_SLOTS, Compressor, State, all_finite
 from mpicomp.errors import MpicompError
 from mpicomp.exchange import Group, Outcome, exchange
 from mpicomp.fusion import Buckets
@@ -34,6 +34,7 @@ class Slot:
     bucket: int | None = None  # None: frozen, or with sparse gradients
     filled: bool = False
     gone: bool = False  # another optimizer has taken the parameter over
+    arrived_at: float = 0.0  # by time.perf_counter, in the last step
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,18 @@ class Conclusion:
 
 
 Rebuild: TypeAlias = Callable[[Ballot, list[int]], Task["Buckets | None"]]
+Around: TypeAlias = Callable[[Compressor, float], Compressor]
+"""Puts something that measures around a compressor, told the unit of gradients in its bucket."""
+
+
+class Observer(Protocol):
+    """Looks at every exchange of one optimizer, on the training thread."""
+
+    def begins(self) -> Around | None:
+        """A step begins; None leaves its compressors as they are."""
+
+    def ended(self, buckets: Buckets) -> None:
+        """Its means are in place, and what compressors remember is in ``buckets``."""
 
 
 class Step:
@@ -65,6 +78,7 @@ class Step:
         lane: where the tasks of this optimizer queue.
         progress: the communication thread.
         profile: counters.
+        around: see `Observer`.
     """
 
     def __init__(
@@ -77,9 +91,11 @@ class Step:
         lane: Lane,
         progress: Progress,
         profile: Profile,
+        around: Around | None,
     ) -> None:
         self._slots, self._buckets, self.group, self._scale = slots, buckets, group, scale
         self._lane, self._progress, self._profile = lane, progress, profile
+        self._around = around
         self._missing = [len(plan.entries) for plan in buckets.plans]
         self._streams: list[set[torch.cuda.Stream]] = [set() for _ in buckets.plans]
         self._outcomes: list[Future[Outcome]] = []  # of the buckets that have left
@@ -90,6 +106,7 @@ class Step:
         self._leftovers: dict[int, Tensor] = {}  # gradients that fit in no bucket
         self._worked_before = profile.stats.worked_seconds
         self.arrived: list[int] = []  # parameters, in the order of their gradients
+        self.closed_at = 0.0  # by time.perf_counter: the end of the backward pass
         for slot in slots:
             slot.filled = False
         for bucket in buckets.buckets:
@@ -125,6 +142,7 @@ class Step:
         if self._conclusion is not None:
             return
         self._profile.mark("backward is over")
+        self.closed_at = time.perf_counter()
         own = Ballot.blank(len(self._slots))
         own.bad = own.failed = discard
         self._keep = self._active and not discard
@@ -176,7 +194,7 @@ class Step:
     def _fill(self, slot: Slot, grad: Tensor | None) -> None:
         if slot.bucket is None or slot.filled:
             return
-        start = time.perf_counter()
+        slot.arrived_at = start = time.perf_counter()
         bucket = self._buckets.buckets[slot.bucket]
         if self._active:
             self._buckets.plans[slot.bucket].compressor.load_(
@@ -209,8 +227,11 @@ class Step:
             for stream in self._streams[index]:
                 assert self._lane.stream is not None
                 self._lane.stream.wait_stream(stream)
+            compressor = plan.compressor
+            if self._around is not None:
+                compressor = self._around(compressor, self._scale_of(index) / self._scale)
             task = exchange(
-                plan.compressor,
+                compressor,
                 self._buckets.buckets[index],
                 self._buckets.states[index],
                 self.group,

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
 
+    from mpicomp.comm.clocks import Reading
     from mpicomp.comm.communicator import Communicator
     from mpicomp.comm.stall import RollCall
     from mpicomp.comm.waiting import Task
     from mpicomp.engine import Engine
+    from mpicomp.observe.prometheus import Endpoint
     from mpicomp.profile import Profile, Stats
     from mpicomp.progress import Progress
     from mpicomp.step import Slot
@@ -50,6 +52,8 @@ class World:
     open_engines: list[Engine] = field(default_factory=list)  # with a step under way
     idle_communicators: list[Communicator] = field(default_factory=list)  # of closed engines
     joining: bool = False  # an optimizer is within its `join`
+    clock: Reading | None = None  # against rank 0's at the start, with a trace
+    endpoint: Endpoint | None = None  # for Prometheus
 
     def new_communicator(self) -> Communicator:
         """Collective: a communicator of its own for one user of the network."""
@@ -100,8 +104,6 @@ def init() -> None:
             "init: MPI must be initialised with MPI_THREAD_MULTIPLE; remove the setting of "
             "mpi4py.rc.thread_level, or use an MPI that was built with it"
         )
-    if settings.trace and MPI.COMM_WORLD.rank == 0:
-        _check_trace(settings.trace)
     launched.check_size(MPI.COMM_WORLD.size, settings.expect_size, MPI.Get_library_version())
     device_pointers = reads_device_memory(MPI.COMM_WORLD)
     communicator = Communicator(
@@ -119,8 +121,9 @@ def init() -> None:
         stall_seconds=settings.stall_seconds,
         shutdown_seconds=settings.stall_shutdown_seconds,
     )
-    profile = Profile(rank=communicator.rank, tracing=bool(settings.trace))
-    _world = World(
+    tracing = communicator.comm.bcast(bool(settings.trace))
+    profile = Profile(rank=communicator.rank, tracing=tracing)
+    world = World(
         communicator,
         roll_call,
         Progress(roll_call),
@@ -135,6 +138,8 @@ def init() -> None:
         threading.excepthook = lambda args: _fail(
             args.exc_type, args.exc_value or args.exc_type(), args.exc_traceback
         )
+    _observe(world)
+    _world = world
     atexit.register(shutdown)
 
 
@@ -151,12 +156,12 @@ def shutdown() -> None:
     world.progress.stop()
     if world.settings.stats and world.communicator.rank == 0:
         sys.stderr.write(f"mpicomp: {world.profile.stats}\n")
-    if world.settings.trace:
-        events = world.communicator.comm.gather(world.profile.take_events())
-        if events is not None:
-            from mpicomp.profile import write_trace
+    if world.endpoint is not None:
+        world.endpoint.close()
+    if world.clock is not None:
+        from mpicomp.observe import trace
 
-            write_trace(world.settings.trace, [event for rank in events for event in rank])
+        trace.write(world.settings.trace, world.profile, world.communicator, world.clock)
 
 
 def get() -> World:
@@ -211,16 +216,21 @@ def _compare_local(communicator: Communicator) -> None:
         log.warning("rank %d: %s", rank, difference)
 
 
-def _check_trace(path: str) -> None:
-    """Find out now, not after hours of training, that the trace cannot be written."""
-    try:
-        with open(path, "a"):
-            pass
-    except OSError as error:
-        raise MpicompError(
-            f"environment: MPICOMP_TRACE must be a file that can be written, got {path!r}: "
-            f"{error.strerror}"
-        ) from None
+def _observe(world: World) -> None:
+    """Begin with what looks on while training goes; what rank 0 was told counts. Collective."""
+    settings, communicator = world.settings, world.communicator
+    if settings.prometheus and communicator.rank == 0:
+        from mpicomp.observe import prometheus
+
+        world.endpoint = prometheus.serve(settings.prometheus, world.profile.stats)
+    if world.profile.tracing:
+        from mpicomp.comm.clocks import compare
+        from mpicomp.observe import trace
+
+        if communicator.rank == 0:
+            trace.check(settings.trace)
+        task = compare(communicator.comm)
+        world.clock = world.roll_call.run(task, "the comparison of clocks")
 
 
 def _fail(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -22,14 +22,21 @@ LAYERS = {
     "mpicomp.exchange": 3,
     "mpicomp.progress": 3,
     "mpicomp.ballot": 3,
+    "mpicomp.observe.trace": 3,
+    "mpicomp.observe.prometheus": 3,
     "mpicomp.world": 4,
     "mpicomp.leftovers": 4,
+    "mpicomp.predict": 5,
     "mpicomp.step": 5,
     "mpicomp.collectives": 5,
     "mpicomp.engine": 6,
     "mpicomp.replicate": 6,
-    "mpicomp.optimizer": 7,
-    "mpicomp": 8,
+    "mpicomp.auto": 7,
+    "mpicomp.optimizer": 8,
+    "mpicomp.observe": 9,
+    "mpicomp.bench": 10,
+    "mpicomp.advise": 11,
+    "mpicomp": 9,
 }
 
 

@@ -23,6 +23,7 @@ def test_all_fields_can_be_set():
         "MPICOMP_STALL_SECONDS": "1e3",
         "MPICOMP_STALL_SHUTDOWN_SECONDS": "inf",
         "MPICOMP_TRACE": "trace.json",
+        "MPICOMP_PROMETHEUS": "0.0.0.0:9000",
         "MPICOMP_STATS": "yes",
         "MPICOMP_EXPECT_SIZE": "4",
         "MPICOMP_REPORT_FD": "7:1234",
@@ -31,7 +32,7 @@ def test_all_fields_can_be_set():
     infinity = float("inf")
     assert values == (
         *("topk:density=0.5", 0.5, False, "/tmp/with space", 1000.0, infinity, "trace.json"),
-        *(True, 4, "7:1234"),
+        *("0.0.0.0:9000", True, 4, "7:1234"),
     )
     assert len(given) == len(dataclasses.fields(Settings))
 

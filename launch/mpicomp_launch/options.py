@@ -174,6 +174,13 @@ class Options:
     trace: str | None = option(
         TEXT, TRAINING, "write a time line of all ranks", metavar="FILE", variable="MPICOMP_TRACE"
     )
+    prometheus: str | None = option(
+        TEXT,
+        TRAINING,
+        "[HOST:]PORT where rank 0 answers Prometheus; on loopback without HOST",
+        metavar="ADDRESS",
+        variable="MPICOMP_PROMETHEUS",
+    )
     stats: bool | None = option(
         FLAG, TRAINING, "print bytes and times at the end", variable="MPICOMP_STATS"
     )

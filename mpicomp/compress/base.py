@@ -252,6 +252,7 @@ class Capabilities:
         momentum: applies momentum before compression; the optimizer must not apply its own.
         gathers_values: hands over the values it has chosen in a gather, beside their indices, and
             takes what it sent from the answer; they may be quantised on the way.
+        chunks: on more than two ranks, each puts together the mean of its own chunk of the bucket.
     """
 
     biased: bool
@@ -264,6 +265,7 @@ class Capabilities:
     own_feedback: bool = False
     momentum: bool = False
     gathers_values: bool = False
+    chunks: bool = False
 
 
 class Compressor(abc.ABC):

@@ -30,7 +30,7 @@ class EFSign(Compressor):
     per: str = "parameter"
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        biased=True, stateful=False, linear=False, rounds=2, min_ndim=2
+        biased=True, stateful=False, linear=False, rounds=2, min_ndim=2, chunks=True
     )
 
     def __post_init__(self) -> None:

@@ -49,6 +49,7 @@ class Integers(Compressor):
             linear=False,
             rounds=2,
             min_ndim=2,
+            chunks=True,
         )
 
     def helps(self, shape: tuple[int, ...]) -> bool:

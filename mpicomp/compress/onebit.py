@@ -34,7 +34,7 @@ class OneBit(Compressor):
     per: str = "row"
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        biased=True, stateful=False, linear=False, rounds=2, min_ndim=2
+        biased=True, stateful=False, linear=False, rounds=2, min_ndim=2, chunks=True
     )
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ step.
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -125,6 +126,15 @@ class Int8(Store):
 
 
 STORES: dict[str, Store] = {"fp32": Exact(), "bf16": Half(), "int8": Int8()}
+
+
+def residuals(bucket: Bucket, state: State) -> Iterator[Tensor]:
+    """What ``state`` holds of gradients that were not sent yet, parameter by parameter."""
+    if "residual" in state:
+        store = STORES["int8" if "residual_scale" in state else "fp32"]
+        yield from (store.read(bucket, state, name) for name in bucket)
+    elif "velocity" in state:
+        yield from state["velocity"].values()
 
 
 def rounded_to_bfloat16(values: Tensor, draw: torch.Generator) -> Tensor:

@@ -44,6 +44,7 @@ class SignSGD(Compressor):
         linear=False,
         rounds=2,
         min_ndim=2,
+        chunks=True,
         mean_of_sent=False,
         conserves=False,
     )

@@ -105,6 +105,29 @@ def test_step_benchmark(ranks, kinds):
     assert ["batch" if "batch" in row else "memory" for row in rows] == [*kinds, "batch", "batch"]
 
 
+def test_time_to_quality_benchmark(tmp_path):
+    script, slow, fast = "benchmarks/time_to_quality.py", tmp_path / "slow", tmp_path / "fast"
+    options = ("--seeds", "1", "--steps", "8", "--every", "4", "--target", "8", "--network", "slow")
+    measured = output(2, script, *options, "--compression", "fp16", "--out", str(slow))
+    rows = result(measured)["rows"]
+    assert [row["compression"] for row in rows] == ["none", "ddp", "fp16"]
+    for row in rows:
+        (steps, seconds, bits), *_, last = row["curves"][0]
+        assert (steps, seconds) == (0, 0)
+        assert last[2] <= 8 < bits
+        assert 0 < row["steps"][0] <= last[0] <= 8
+        assert 0 < row["seconds"][0] <= last[1]
+    assert result(measured)["holds"] == (rows[2]["seconds"][0] < rows[0]["seconds"][0])
+
+    never = [row | {"network": "fast", "seconds": [None], "times_dense": [None]} for row in rows]
+    fast.write_text(json.dumps({"rows": never}))
+    picture = tmp_path / "picture.svg"
+    both = output(1, script, "--merge", str(slow), str(fast), "--plot", str(picture))
+    assert result(both)["rows"] == rows + never
+    assert not result(both)["holds"]
+    assert all(word in picture.read_text() for word in ("slow", "fast", "ddp", "fp16"))
+
+
 def test_digits_benchmark():
     options = ("--seeds", "1", "--steps", "22", "--compression")  # none of these: only "none"
     (row,) = result(output(1, "benchmarks/accuracy.py", *options))["rows"]

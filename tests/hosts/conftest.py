@@ -5,9 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import _hosts
 import pytest
-
-from benchmarks import _hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,8 +37,9 @@ def ssh(lab):
 
 @pytest.fixture(scope="session")
 def environ(bare_environ):
-    """The launcher decides on threads itself."""
-    return bare_environ
+    """The launcher decides on threads itself, and programs may make hosts of their own."""
+    paths = [str(ROOT / "benchmarks"), bare_environ["PYTHONPATH"]]
+    return {**bare_environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @pytest.fixture(scope="session")

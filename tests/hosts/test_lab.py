@@ -157,7 +157,7 @@ def test_another_python_at_the_path_of_ours(lab, other_python):
 
 LAB = """
 import os, sys
-from benchmarks import _hosts
+import _hosts
 lab = _hosts.Lab(2)
 lab.start(lab.names[1], "setsid", "sleep", "1000")
 lab.start(lab.names[0], sys.executable, "-c", "import os, time; os.fork(); time.sleep(1000)")

@@ -242,6 +242,70 @@ def test_the_trace_shows_collectives_while_backward_computes(
     assert re.match(r"mpicomp: 6 steps \(0 bad\), 12,607,488 bytes sent per step", last)
 
 
+WATCHED = (
+    """
+import os, sys, urllib.request
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+for name in ("MPICOMP_TRACE", "MPICOMP_PROMETHEUS"):
+    if rank > 0:
+        os.environ.pop(name, None)
+import mpicomp
+mpicomp.init()
+"""
+    + TRAIN
+    + """
+step()
+endpoint = mpicomp.world.get().endpoint
+assert (endpoint is None) == (rank > 0)
+def totals():
+    url = f"http://127.0.0.1:{endpoint.server.server_port}/metrics"
+    return urllib.request.urlopen(url, timeout=10).read().decode()
+if rank == 0:
+    assert "mpicomp_steps_total 2.0" in totals(), totals()
+mpicomp.shutdown()
+if rank == 0:
+    try:
+        totals()
+    except OSError:
+        print("closed")
+"""
+)
+
+
+def test_what_rank_0_was_told_is_watched(
+    launch: Callable[..., subprocess.CompletedProcess[str]],
+    script: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("prometheus_client")
+    trace = tmp_path / "trace.json"
+    run = launch(2, script(WATCHED), MPICOMP_TRACE=str(trace), MPICOMP_PROMETHEUS="0")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == "closed\n"
+    assert "Prometheus is answered at http://127.0.0.1:" in run.stderr
+    events = json.loads(trace.read_text())["traceEvents"]
+    threads = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+    assert threads == {(r, name) for r in (0, 1) for name in ("training", "communication")}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("MPICOMP_TRACE", "/no/such/directory/t.json"), ("MPICOMP_PROMETHEUS", "192.0.2.1:80")],
+)
+def test_what_rank_0_cannot_watch_ends_the_job(
+    variable: str,
+    value: str,
+    mpirun: Callable[..., subprocess.CompletedProcess[str]],
+    script: Callable[[str], str],
+) -> None:
+    if variable == "MPICOMP_PROMETHEUS":
+        pytest.importorskip("prometheus_client")
+    run = mpirun(2, script(TRAIN), **{variable: value})
+    assert run.returncode != 0
+    assert f"environment: {variable} must be" in run.stderr
+
+
 @pytest.mark.parametrize("variable", ["MPICOMP_SHARED_MEMORY", "MPICOMP_FUSION_MB"])
 def test_settings_from_the_environment(
     variable: str,

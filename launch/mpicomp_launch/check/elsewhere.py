@@ -146,7 +146,7 @@ def likeness(version: str | None, own: str | None) -> str:
 
 
 def judge_clock(host: str, offset: float) -> Finding:
-    """Traces of several hosts are laid side by side by their clocks."""
+    """Lines of output with the time before them are compared between hosts."""
     value = f"{offset:+.2f} s against this host"
     if abs(offset) < LARGE_OFFSET_SECONDS:
         return Finding(host, "clock", OK, value)

@@ -1,0 +1,104 @@
+"""Tables, JSON and pictures of what was measured; all by rank 0."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mpicomp.bench.model import PHASES
+from mpicomp.errors import MpicompError
+
+COLOURS = {
+    "data": "#bbbbbb",
+    "forward": "#9ecae1",
+    "backward": "#3182bd",
+    "accumulate": "#c7e9c0",
+    "encode": "#d62728",
+    "values": "#fdae6b",
+    "indices": "#e6550d",
+    "decode": "#9467bd",
+    "waiting": "#dddddd",
+    "optimizer": "#74c476",
+}
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table: the first column is text, the others are numbers."""
+    shown = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        shown.add_column(column, justify="right" if index else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*row)
+    # Never cut to a narrow terminal: a number that lacks digits is another number.
+    width = Console(width=1000).measure(shown).maximum
+    Console(width=max(width, len(title))).print(shown)
+
+
+def write_json(path: str, record: Mapping[str, Any]) -> None:
+    """Write ``record`` and today's date.
+
+    Raises:
+        MpicompError: the file cannot be written.
+    """
+    dated = {"date": datetime.date.today().isoformat(), **record}
+    try:
+        Path(path).write_text(json.dumps(dated, indent=1) + "\n")
+    except OSError as error:
+        raise MpicompError(
+            f"bench: --out must be a file that can be written, got {path}: {error.strerror}"
+        ) from None
+
+
+def pyplot() -> Any:
+    """Matplotlib without a display; the same numbers make the same file.
+
+    Raises:
+        MpicompError: it is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise MpicompError(
+            "bench: --plot needs matplotlib; install it with `pip install 'mpicomp[plots]'`"
+        ) from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plots
+
+    plots.rcParams["svg.hashsalt"] = "mpicomp"
+    plots.rcParams["svg.fonttype"] = "none"
+    return plots
+
+
+def save(figure: Any, path: str) -> None:
+    """Write a figure; its suffix says as what."""
+    try:
+        figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None, dpi=110)
+    except (OSError, ValueError) as error:
+        raise MpicompError(
+            f"bench: --plot must be a picture that can be written, got {path}: {error}"
+        ) from None
+
+
+def draw_phases(rows: Sequence[Mapping[str, Any]], path: str) -> None:
+    """Stacked bars, one for each compressor, and a mark where the overlapped step ends."""
+    plots = pyplot()
+    figure, axes = plots.subplots(figsize=(9, 0.5 * len(rows) + 1.8), layout="constrained")
+    names = [str(row["compression"]) for row in rows]
+    left = [0.0] * len(rows)
+    for phase in PHASES:
+        widths = [row["phases_ms"][phase] for row in rows]
+        axes.barh(names, widths, left=left, color=COLOURS[phase], label=phase)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    steps = [row["step_ms"] for row in rows]
+    axes.plot(steps, names, "k|", markersize=14, label="step, overlapped")
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds a step, phases in a row")
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save(figure, path)
+    plots.close(figure)

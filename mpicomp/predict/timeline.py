@@ -1,0 +1,86 @@
+"""When gradients are there: a training step without communication, layer by layer."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """One step of one rank, without any exchange.
+
+    Attributes:
+        outside_seconds: all of it but the backward pass: data, forward, optimizer.
+        backward_seconds: the backward pass.
+        arrivals: for each parameter, in order of arrival, the seconds from the beginning of the
+            backward pass until its gradient is there.
+    """
+
+    outside_seconds: float
+    backward_seconds: float
+    arrivals: Mapping[str, float]
+
+    @property
+    def step_seconds(self) -> float:
+        return self.outside_seconds + self.backward_seconds
+
+
+def record(
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    loss: Callable[[], Tensor],
+    update: Callable[[], object],
+    *,
+    steps: int = 5,
+) -> Timeline:
+    """Take ``steps`` steps after one to warm up; medians of each time.
+
+    Args:
+        named_parameters: those to watch.
+        loss: draws a batch and runs forward.
+        update: what follows the backward pass: the optimizer's step, and clearing gradients.
+        steps: how many are timed.
+    """
+    arrived: dict[str, float] = {}
+    handles = []
+    device = torch.device("cpu")
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    for name, param in named_parameters:
+        device = param.device
+
+        def arrive(_: Tensor, name: str = name) -> None:
+            arrived[name] = now()
+
+        if param.requires_grad:
+            handles.append(param.register_post_accumulate_grad_hook(arrive))
+    runs: list[tuple[float, float, dict[str, float]]] = []
+    try:
+        for _ in range(steps + 1):
+            start = now()
+            value = loss()
+            backward = now()
+            value.backward()
+            end = now()
+            update()
+            since = {name: seconds - backward for name, seconds in arrived.items()}
+            runs.append((now() - start - (end - backward), end - backward, since))
+    finally:
+        for handle in handles:
+            handle.remove()
+    outside, whole, sinces = zip(*runs[1:], strict=True)
+    medians = {name: statistics.median(since[name] for since in sinces) for name in sinces[-1]}
+    return Timeline(
+        statistics.median(outside),
+        statistics.median(whole),
+        dict(sorted(medians.items(), key=lambda item: item[1])),
+    )
