@@ -29,7 +29,7 @@ import mpicomp
 
 BUCKET_MB = 25  # the default
 MATRIX_RANK, DENSE_STEPS = 2, 2  # of the PowerSGD hook
-TRIAL_STEPS, TRIAL_SECONDS = 8, 180
+TRIAL_STEPS, TRIAL_SECONDS = 8, 120
 
 
 def ddp(model: nn.Module, bucket_mb: float = BUCKET_MB) -> DistributedDataParallel:
@@ -89,7 +89,8 @@ def powersgd_trial(model: str, batch: int, num_buckets: int) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_SECONDS)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["nothing was said"]
-            failure = f"rank {rank} ended with status {done.returncode}: {lines[-1]}"
+            told = [line.strip() for line in lines if "rror" in line or "fail" in line]
+            failure = f"rank {rank} ended with status {done.returncode}: {(told or lines)[-1]}"
         else:
             step_ms = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
