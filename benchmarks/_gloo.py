@@ -19,13 +19,17 @@ def start_gloo() -> None:
     The variable ``GLOO_SOCKET_IFNAME`` names another interface; without it each rank takes its way
     to another host.
     """
+    where, rank, size = meeting_point(), mpicomp.rank(), mpicomp.size()
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
+
+
+def meeting_point() -> str:
+    """Where rank 0 will listen for the others; every rank then names its interface to Gloo."""
     interface = interface_to_use()
     os.environ["GLOO_SOCKET_IFNAME"] = interface.name
     with socket.create_server((interface.address, 0)) as free:
         own = f"{interface.address}:{free.getsockname()[1]}"
-    where = f"tcp://{mpicomp.broadcast_object(own)}"
-    rank, size = mpicomp.rank(), mpicomp.size()
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
+    return f"tcp://{mpicomp.broadcast_object(own)}"
 
 
 def interface_to_use() -> network.Interface:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _sides import MODELS, Side, make_side, sample
+from _models import MODELS, Side, sample
+from _sides import make_side
 from _turns import Turns, differences, median, take_turns, time_block
 from torch import Tensor, nn
 

@@ -21,12 +21,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _ddp import powersgd_trial
 from _gloo import start_gloo
-from _sides import MODELS, PEERS, RESNET, Side, make_side, sample
+from _models import MODELS, RESNET, Side, sample
+from _sides import PEERS, close, make_side
 from _turns import Turns, differences, median, take_turns, time_block
 
 import mpicomp
 
+THEIRS = [name for name in PEERS if name != "alone"]
 OURS = "none", "fp16", "powersgd:rank=2", "acpsgd:rank=2", "topk:density=0.001"
 OF_DDP_ON_ONE_HOST, OF_DDP, BEST_OF_HOOK, POWERSGD_OF_HOOK = 0.5, 1.0, 0.3, 0.6
 TARGET = (
@@ -35,6 +38,8 @@ TARGET = (
     f"{POWERSGD_OF_HOOK:g} of that of DDP with the PowerSGD hook"
 )
 
+TRIALS = 3
+
 Row = dict[str, Any]
 
 # ----------------------------------------------------------------------------------- measuring
@@ -42,7 +47,7 @@ Row = dict[str, Any]
 
 def measure(sides: dict[str, Side], model: str, batch: int, args: argparse.Namespace) -> list[Row]:
     """A row for each side."""
-    data = sample(model, batch)
+    data = sample(model, batch, mpicomp.rank())
     steps = {name: partial(side.step, *data) for name, side in sides.items()}
     turns, num_bytes = {}, {}
     for name, side in sides.items():
@@ -124,8 +129,16 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15, help="blocks for each side, at most")
     parser.add_argument("--steps", type=int, default=3, help="steps in a block, at most")
     parser.add_argument("--seconds-per-side", type=float, default=20, help="for its blocks, about")
-    parser.add_argument("--sides", choices=PEERS[1:], nargs="*", default=PEERS[1:], help="peers")
+    parser.add_argument("--sides", choices=THEIRS, nargs="*", default=THEIRS, help="peers")
     parser.add_argument("--compression", metavar="SPEC", nargs="*", default=OURS, help="ours")
+    parser.add_argument(
+        "--powersgd-buckets",
+        type=int,
+        default=0,
+        metavar="N",
+        help=f"try the PowerSGD hook with N buckets too, {TRIALS} times in processes of their own, "
+        "and record how they end; 0: not",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the last line here too")
     return parser.parse_args()
 
@@ -137,6 +150,7 @@ def main() -> None:
     start_gloo()
     rows: list[Row] = []
     comparisons: list[Row] = []
+    trials: list[Row] = []
     for model in args.model:
         sides = {name: make_side(name, model) for name in ("alone", *args.sides, *args.compression)}
         for batch in args.batch:
@@ -145,12 +159,16 @@ def main() -> None:
             comparisons += compare(new)
             if mpicomp.rank() == 0:
                 show(new, compare(new))
+            for _ in range(TRIALS if args.powersgd_buckets else 0):
+                trials.append(powersgd_trial(model, batch, args.powersgd_buckets))
+                if mpicomp.rank() == 0:
+                    print(json.dumps(trials[-1]), flush=True)
         for side in sides.values():
-            side.close()
+            close(side)
     if mpicomp.rank() == 0:
         good = all(row["holds"] for row in comparisons)
-        result = {"rows": rows, "comparisons": comparisons, "target": TARGET, "holds": good}
-        line = json.dumps({"benchmark": "overhead", **result})
+        result = {"rows": rows, "powersgd_trials": trials, "comparisons": comparisons}
+        line = json.dumps({"benchmark": "overhead", **result, "target": TARGET, "holds": good})
         if args.out:
             args.out.write_text(line + "\n")
         print(line)

@@ -70,8 +70,8 @@ def make_side(name: str, size: str) -> Side:
     return Side(model, optimizer)
 
 
-def sample_of(batch: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(mpicomp.rank())
+def sample_of(batch: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rank)
     text = torch.randint(256, (batch, CONTEXT + 1), generator=generator)
     return text[:, :-1], text[:, 1:]
 
@@ -81,7 +81,7 @@ def sample_of(batch: int) -> tuple[Tensor, Tensor]:
 
 def time_sides(sides: dict[str, Side], batch: int, rounds: int, steps: int) -> dict[str, float]:
     """Median milliseconds of a step for each side, and of what it takes more than ``alone``."""
-    data = sample_of(batch)
+    data = sample_of(batch, mpicomp.rank())
     names = list(sides)
     step_of = {name: partial(side.step, *data) for name, side in sides.items()}
     for step in step_of.values():
@@ -129,7 +129,7 @@ def growth_of_memory() -> Iterator[Callable[[], int]]:
 def memory_of(name: str, size: str) -> float:
     """MB by which all ranks together grow while a side is built and takes a few steps."""
     with growth_of_memory() as growth:
-        side, data = make_side(name, size), sample_of(1)
+        side, data = make_side(name, size), sample_of(1, mpicomp.rank())
         for _ in range(4):
             side.step(*data)
         mpicomp.barrier()
