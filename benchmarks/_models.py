@@ -37,6 +37,12 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = batch
+    logits = model(x)  # (n, classes), or (n, context, 256)
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
 @dataclass
 class Side:
     """A model and how it trains.
@@ -53,8 +59,7 @@ class Side:
 
     def step(self, x: Tensor, y: Tensor) -> None:
         self.optimizer.zero_grad()
-        logits = self.model(x)  # (n, classes), or (n, context, 256)
-        F.cross_entropy(logits.flatten(0, -2), y.flatten()).backward()
+        loss_of(self.model, (x, y)).backward()
         if self.exchange is not None:
             self.exchange()
         self.optimizer.step()

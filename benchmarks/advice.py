@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _models import MODELS, Side, sample
+from _models import MODELS, Side, loss_of, sample
 from _sides import make_side
 from _turns import Turns, differences, median, take_turns, time_block
-from torch import Tensor, nn
+from torch import Tensor
 
 import mpicomp
 from mpicomp.advise.__main__ import PROBES
@@ -44,13 +44,7 @@ Row = dict[str, Any]
 def predictions(model_name: str, data: tuple[Tensor, Tensor]) -> tuple[dict[str, float], Row]:
     """Milliseconds of a step with each compressor, and the network that they are for."""
     side = make_side("alone", model_name)
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        x, y = batch
-        logits = model(x)
-        return torch.nn.functional.cross_entropy(logits.flatten(0, -2), y.flatten())
-
-    workload = Workload(side.model, [data], loss, side.optimizer)
+    workload = Workload(side.model, [data], loss_of, side.optimizer)
     mpicomp.barrier()
     timeline, grads = record_workload(workload, 5)
     params = list(side.model.named_parameters())
@@ -103,7 +97,7 @@ def main() -> None:
     args = options()
     torch.set_num_threads(1)
     mpicomp.init()
-    data = sample(args.model, args.batch)
+    data = sample(args.model, args.batch, mpicomp.rank())
     predicted, about = predictions(args.model, data)
     blocks = measure_sides(args, data)
     if mpicomp.rank():
