@@ -23,6 +23,19 @@ def fails_on_rank_1():
 
 def other():
     return 3
+
+def begun_twice():
+    workload = small()
+    workload.batches = iter(workload.batches)
+    return workload
+
+def without_graph():
+    workload = small()
+    workload.loss = lambda model, x: torch.tensor(1.0)
+    return workload
+
+def leaves():
+    raise SystemExit(3)
 """
 PHASES = ["data", "forward", "backward", "accumulate", "encode", "values", "indices", "decode"]
 
@@ -118,6 +131,37 @@ def test_a_factory_that_fails_on_one_rank(launch, factory):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
+        ("begun_twice", "batches must be such that one can begin anew"),
+        ("without_graph", "loss must be a tensor of one element to call backward on"),
+        ("leaves", "rank 0: SystemExit: 3"),
+    ],
+)
+def test_steps_that_cannot_be_taken(alone, name, message):
+    done = alone("bench", "model", "--model", f"mine:{name}")
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model", "--model", "mine:small", "--rounds", "0"],
+        ["model", "--model", "mine:small", "--steps", "-1"],
+        ["compressors", "--ranks", "0"],
+        ["compressors", "--repeats", "0"],
+        ["compressors", "--megabytes", "inf"],
+        ["network", "--most-mb", "0"],
+    ],
+)
+def test_numbers_that_measure_nothing(alone, words):
+    done = alone("bench", *words)
+    assert done.returncode == 2
+    assert f"argument {words[-2]}: must be" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
         ("mine:other", "rank 0: TypeError: it returned 3"),
         ("mine:none", "has no attribute 'none'"),
         ("theirs:small", "No module named 'theirs'"),
@@ -184,6 +228,8 @@ def test_advise_without_a_network(alone):
     [
         (["--ranks", "2,x"], "argument --ranks"),
         (["--ranks", "0"], "ranks must be at least 1"),
+        (["--steps", "0"], "argument --steps: must be a whole number above 0"),
+        (["--latency", "nan"], "argument --latency: must be a finite number"),
         (["--bandwidth", "0"], "--bandwidth must be above 0"),
         (["--compression", "topq"], "topq"),
         (["--plot", "no/such/directory/a.svg"], "--plot must be a picture that can be written"),
