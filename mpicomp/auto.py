@@ -125,14 +125,15 @@ class Autopilot:
         """Collective at the same steps on all ranks."""
         now = self.clock()
         period, self._ended_at = now - self._ended_at, now
-        if self._engine.joining:  # a rank without data has no times to tell
+        filled = {name: slot for name, slot in self._engine.placed().items() if slot.filled}
+        if self._engine.joining or not filled:  # no times to tell, or nothing to compress
             return
         if self._to_skip:
             self._to_skip -= 1
             return
         self._periods.append(period)
         if not self._trials:
-            self._timelines.append(timeline_of(step, self._engine.placed(), now, period))
+            self._timelines.append(timeline_of(step, filled, now, period))
         if len(self._periods) == self._wanted:
             self._conclude(undisturbed(self._periods))
             self._ended_at = self.clock()
@@ -152,7 +153,7 @@ class Autopilot:
                     f"a step takes {1e3 * seconds:.1f} ms, not {1e3 * expected:.1f} ms as before: "
                     "choosing anew"
                 )
-                self._engine.recompress(dict.fromkeys(self._names(), DENSE))
+                self._engine.recompress({})
                 self.restart()
                 return
         else:
@@ -210,7 +211,9 @@ class Autopilot:
         """Collective: seconds of a step with each candidate, and with the best mixture."""
         slots = self._engine.placed()
         grads = {
-            name: torch.zeros_like(slot.param) if slot.param.grad is None else slot.param.grad
+            name: torch.zeros_like(slot.param)
+            if slot.param.grad is None
+            else slot.param.grad.nan_to_num(0.0, 0.0, 0.0)  # a bad step's are of no use
             for name, slot in slots.items()
         }
         network = measure.measure(PROBES).network
@@ -233,9 +236,6 @@ class Autopilot:
         params = [(entry.name, slots[entry.name].param.detach()) for entry in dense.entries]
         methods = assign(spec, [(name, tuple(p.shape), p.dtype) for name, p in params])
         return plan(params, methods, self._bucket_bytes)
-
-    def _names(self) -> list[str]:
-        return [entry.name for p in self._dense_plans for entry in p.entries]
 
     @staticmethod
     def _from_rank_0(value: T) -> T:

@@ -12,6 +12,7 @@ import torch
 import mpicomp
 from mpicomp.bench import model as phases
 from mpicomp.bench import report
+from mpicomp.bench.numbers import count, megabytes
 from mpicomp.compress import available
 from mpicomp.compress.rules import assign
 from mpicomp.errors import MpicompError
@@ -33,7 +34,7 @@ def device_of(name: str | None) -> torch.device:
 
 def run_network(args: argparse.Namespace) -> None:
     """Latency and bandwidth of collectives, and the alpha and beta that fit them."""
-    sizes = [size for size in SIZES if size <= args.most_mb * MB]
+    sizes = [size for size in SIZES if size <= max(KB, args.most_mb * MB)]
     profile = network.measure(sizes, device=device_of(args.device))
     if mpicomp.rank():
         return
@@ -141,14 +142,18 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
 
     added = commands.add_parser("network", parents=[out], help=run_network.__doc__)
     added.add_argument("--device", help="whose memory is sent; by default a GPU, if there is one")
-    added.add_argument("--most-mb", type=float, default=256.0, help="largest size, in MB")
+    added.add_argument("--most-mb", type=megabytes, default=256.0, help="largest size, in MB")
     added.set_defaults(run=run_network)
 
     added = commands.add_parser("compressors", parents=[out], help=run_compressors.__doc__)
     added.add_argument("--compression", nargs="+", metavar="SPEC", help="by default all methods")
-    added.add_argument("--megabytes", type=float, default=25.0, help="size of the matrix, in MB")
-    added.add_argument("--ranks", type=int, default=8, help="ranks to exchange with")
-    added.add_argument("--repeats", type=int, default=5, help="exchanges of which to take medians")
+    added.add_argument(
+        "--megabytes", type=megabytes, default=25.0, help="size of the matrix, in MB"
+    )
+    added.add_argument("--ranks", type=count, default=8, help="ranks to exchange with")
+    added.add_argument(
+        "--repeats", type=count, default=5, help="exchanges of which to take medians"
+    )
     added.add_argument("--device", help="by default a GPU, if there is one")
     added.set_defaults(run=run_compressors)
 
@@ -156,8 +161,8 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     added.add_argument("--model", required=True, metavar="MODULE:FACTORY")
     specs = ["none", "powersgd:rank=2", "topk:density=0.01"]
     added.add_argument("--compression", nargs="+", metavar="SPEC", default=specs)
-    added.add_argument("--rounds", type=int, default=5, help="turns of each compressor")
-    added.add_argument("--steps", type=int, default=3, help="steps of each kind in a turn")
+    added.add_argument("--rounds", type=count, default=5, help="turns of each compressor")
+    added.add_argument("--steps", type=count, default=3, help="steps of each kind in a turn")
     added.set_defaults(run=run_model)
     return parser.parse_args(words)
 
