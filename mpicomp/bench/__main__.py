@@ -95,8 +95,8 @@ def run_compressors(args: argparse.Namespace) -> None:
         report.write_json(args.out, {"bench": "compressors", "title": title, "rows": record})
     if args.plot:
         specs = [str(row["compression"]) for row in record]
-        names = ("accumulate", "encode", "decode")
-        parts = {name: [row[f"{name}_ms"] for row in record] for name in names}
+        timed = ("accumulate", "encode", "decode")
+        parts = {name: [row[f"{name}_ms"] for row in record] for name in timed}
         report.draw_bars(specs, parts, args.plot, label="milliseconds")
 
 
