@@ -60,6 +60,8 @@ def run_network(args: argparse.Namespace) -> None:
         print("one rank: there is nothing to measure; start several, on hosts if you have them")
     if args.out:
         report.write_json(args.out, profile.as_json())
+    if args.plot:
+        report.draw_network(profile, args.plot)
 
 
 def run_compressors(args: argparse.Namespace) -> None:
@@ -91,6 +93,11 @@ def run_compressors(args: argparse.Namespace) -> None:
     report.table(title, names, rows)
     if args.out:
         report.write_json(args.out, {"bench": "compressors", "title": title, "rows": record})
+    if args.plot:
+        specs = [str(row["compression"]) for row in record]
+        timed = ("accumulate", "encode", "decode")
+        parts = {name: [row[f"{name}_ms"] for row in record] for name in timed}
+        report.draw_bars(specs, parts, args.plot, label="milliseconds")
 
 
 def run_model(args: argparse.Namespace) -> None:
@@ -117,7 +124,13 @@ def run_model(args: argparse.Namespace) -> None:
         record = {"bench": "model", "model": args.model, "ranks": mpicomp.size(), "rows": rows}
         report.write_json(args.out, record)
     if args.plot:
-        report.draw_phases(rows, args.plot)
+        report.draw_bars(
+            [row["compression"] for row in rows],
+            {phase: [row["phases_ms"][phase] for row in rows] for phase in phases.PHASES},
+            args.plot,
+            label="milliseconds a step, phases in a row",
+            marks={"step, overlapped": [row["step_ms"] for row in rows]},
+        )
 
 
 def options(words: Sequence[str] | None) -> argparse.Namespace:
@@ -125,6 +138,7 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     out = argparse.ArgumentParser(add_help=False)
     out.add_argument("--out", metavar="FILE", help="write JSON")
+    out.add_argument("--plot", metavar="FILE", help="write a picture (needs matplotlib)")
 
     added = commands.add_parser("network", parents=[out], help=run_network.__doc__)
     added.add_argument("--device", help="whose memory is sent; by default a GPU, if there is one")
@@ -149,7 +163,6 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     added.add_argument("--compression", nargs="+", metavar="SPEC", default=specs)
     added.add_argument("--rounds", type=count, default=5, help="turns of each compressor")
     added.add_argument("--steps", type=count, default=3, help="steps of each kind in a turn")
-    added.add_argument("--plot", metavar="FILE", help="write stacked bars (needs matplotlib)")
     added.set_defaults(run=run_model)
     return parser.parse_args(words)
 

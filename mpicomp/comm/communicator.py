@@ -15,7 +15,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from mpicomp.comm import halves
+from mpicomp.comm import direct, halves
 from mpicomp.comm.buffers import (
     HALVES,
     MAX_COUNT,
@@ -274,6 +274,10 @@ class Communicator:
             wide = flat.float()
             yield from self._reduce_mpi(comm, wide, op, scale)
             flat.copy_(wide)
+            return
+        large = flat.numel() * flat.element_size() > _SMALL_BYTES
+        if large and comm.size <= direct.MOST_RANKS and flat.dtype not in _MPI_ONLY:
+            yield from direct.reduce_(comm, flat, _COMBINE[op], scale)
             return
         for piece in pieces(flat.numel(), self._max_count):
             part = flat[piece]

@@ -65,9 +65,12 @@ def alone(environ, factory):
 
 
 def test_network(launch, factory):
-    out = factory / "network.json"
-    done = launch(3, "-m", "mpicomp.bench", "network", "--most-mb", "0.1", "--out", str(out))
+    pytest.importorskip("matplotlib")
+    out, plot = factory / "network.json", factory / "network.png"
+    files = ["--out", str(out), "--plot", str(plot)]
+    done = launch(3, "-m", "mpicomp.bench", "network", "--most-mb", "0.1", *files)
     assert done.returncode == 0, done.stderr
+    assert plot.read_bytes().startswith(b"\x89PNG")
     assert "all-to-all within" in done.stdout
     record = json.loads(out.read_text())
     assert record["date"]
@@ -87,8 +90,11 @@ def test_network_of_one_rank(alone):
 
 
 def test_compressors(alone, factory):
-    done = alone("bench", "compressors", "--megabytes", "0.3", "--repeats", "1", "--out", "c.json")
+    pytest.importorskip("matplotlib")
+    words = ["--megabytes", "0.3", "--repeats", "1", "--out", "c.json", "--plot", "c.svg"]
+    done = alone("bench", "compressors", *words)
     assert done.returncode == 0, done.stderr
+    assert "<svg" in (factory / "c.svg").read_text()
     rows = json.loads((factory / "c.json").read_text())["rows"]
     assert len(rows) == 28
     by_name = {row["compression"]: row for row in rows}

@@ -112,7 +112,7 @@ def test_what_turns_out_no_faster_is_given_up(monkeypatch):
 
 @needs_ranks
 def test_nothing_is_tried_that_is_not_predicted_to_pay(monkeypatch):
-    predicted = {both(DENSE): 10.0, both("bf16"): 10.5, both("topk"): 11.0}
+    predicted = {both(DENSE): 10.0, both("bf16"): 11.6, both("topk"): 12.0}
     play = Playground(monkeypatch, predicted=predicted, seconds=chooser(NoCompression=10.0))
     for _ in range(3 * WINDOW):
         play.step()

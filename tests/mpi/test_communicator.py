@@ -12,6 +12,7 @@ import torch
 from mpi4py import MPI
 
 from mpicomp.comm import communicator as module
+from mpicomp.comm import direct
 from mpicomp.comm.communicator import Communicator, Op
 
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -25,10 +26,10 @@ DTYPES = [*REAL, *COMPLEX, *SIGNED, *UNSIGNED, torch.bool]
 HALF_ARENA = 32 << 10  # bytes; enough for several pieces at a few thousand elements
 PATHS = {
     "one_host": {},
-    "no_shared_memory": {"shared_memory": False, "max_count": 15_000},  # long ones in several calls
+    "no_shared_memory": {"shared_memory": False, "max_count": 3_000},  # long ones in several calls
     "hosts_of_every_other_rank": {"host": RANK % 2},
     "hosts_of_two": {"host": RANK // 2},
-    "rank_0_alone": {"host": min(RANK, 1), "max_count": 15_000},
+    "rank_0_alone": {"host": min(RANK, 1), "max_count": 3_000},
 }
 ONE_ROUNDING = ["one_host", "no_shared_memory"]
 NUMELS = [0, 1, 5, 5003]  # the last is "small" unless an element has 8 bytes
@@ -42,6 +43,7 @@ def paths(world):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ARENA_BYTES", 2 * HALF_ARENA)
         patch.setattr(module, "_SMALL_BYTES", HALF_ARENA)
+        patch.setattr(direct, "PIECE_BYTES", HALF_ARENA // 8)  # more of them than are under way
         made = {name: Communicator(MPI.COMM_WORLD, **how) for name, how in PATHS.items()}
         yield made
     for communicator in made.values():
