@@ -37,8 +37,8 @@ log = logging.getLogger("mpicomp")
 CANDIDATES = ("bf16", "int8", "powersgd:rank=2", "topk:density=0.01", "onebit")
 SETTLING_STEPS = 2  # after other buckets were made, before steps are timed
 TIMED_STEPS = 5
-STEADY_STEPS = 30  # between two looks at a choice that stays
-DEVIATION = 0.3  # from what was expected, at which all begins anew
+STEADY_STEPS = 20  # between two looks at a choice that stays
+DEVIATION = 0.3  # from what was expected, at which all begins anew if it is seen twice
 DOUBT = 0.15  # of a prediction: what is predicted to be so much slower than dense may be faster
 MOST_TRIALS = 3
 PROBES = [1 << shift for shift in (10, 16, 20, 22)]  # bytes of the collectives that are timed
@@ -112,7 +112,7 @@ class Autopilot:
         self._dense_plans: list[Plan] = []
         self._trials: list[Trial] = []
         self._current: Trial | None = None
-        self._steady = False
+        self._steady = self._deviates = False
         self._watch()
 
     def _watch(self, steps: int = TIMED_STEPS) -> None:
@@ -148,7 +148,8 @@ class Autopilot:
         elif self._steady:
             assert self._current is not None
             expected = self._current.seconds
-            if abs(seconds / expected - 1) > DEVIATION:
+            before, self._deviates = self._deviates, abs(seconds / expected - 1) > DEVIATION
+            if before and self._deviates:  # twice: it is no disturbance that passes
                 self._say(
                     f"a step takes {1e3 * seconds:.1f} ms, not {1e3 * expected:.1f} ms as before: "
                     "choosing anew"

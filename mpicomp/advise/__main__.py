@@ -8,7 +8,6 @@ time only: what a compressor does to accuracy depends on the model.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import mpicomp
 from mpicomp import settings
 from mpicomp import world as _world
-from mpicomp.advise.forecast import Forecast, record_workload
+from mpicomp.advise.forecast import WIDEST, Forecast, record_workload
 from mpicomp.advise.picture import draw
 from mpicomp.bench import report
 from mpicomp.bench.numbers import count, quantity
@@ -105,7 +104,7 @@ def bandwidth_text(row: dict[str, Any], *, local: bool) -> str:
         return ""
     if gigabits is None:
         return "never pays"
-    return "always pays" if math.isinf(gigabits) else f"{gigabits:.2f}"
+    return "always pays" if gigabits == WIDEST else f"{gigabits:.2f}"
 
 
 def show(rows: Sequence[dict[str, Any]], *, local: bool) -> None:
@@ -186,6 +185,7 @@ def main(words: Sequence[str] | None = None) -> None:
     args = options(words)
     try:
         mpicomp.init()
+        report.check_writable(args.out, args.plot)
         advise(args)
     except (MpicompError, ValueError) as error:
         sys.exit(str(error))

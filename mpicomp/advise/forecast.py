@@ -89,9 +89,9 @@ class Forecast:
         return self.step(DENSE, network).seconds / self.step(compression, network).seconds
 
     def break_even(self, compression: str, network: Network) -> float | None:
-        """The bandwidth in Gb/s up to which it pays; None if it does not at the lowest of all.
+        """The bandwidth in Gb/s below which it pays, by bisection.
 
-        Infinite if it pays at the highest; between `NARROWEST` and `WIDEST`, by bisection.
+        `WIDEST` if it pays at every bandwidth up to that, None if at none down to `NARROWEST`.
         """
 
         def pays(gigabits: float) -> bool:
@@ -99,9 +99,9 @@ class Forecast:
 
         if not pays(NARROWEST):
             return None
-        if pays(WIDEST):
-            return math.inf
         low, high = math.log(NARROWEST), math.log(WIDEST)
+        if pays(WIDEST):
+            return WIDEST
         for _ in range(HALVINGS):
             middle = (low + high) / 2
             low, high = (middle, high) if pays(math.exp(middle)) else (low, middle)

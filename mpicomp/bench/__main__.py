@@ -29,7 +29,12 @@ def device_of(name: str | None) -> torch.device:
     """What ``--device`` says, or the GPU of this rank's number on its host, or the CPU."""
     if name is None and torch.cuda.is_available():
         name = f"cuda:{mpicomp.local_rank() % torch.cuda.device_count()}"
-    return torch.device(name or "cpu")
+    try:
+        return torch.empty(0, device=name or "cpu").device
+    except (RuntimeError, AssertionError) as error:  # unknown, or not in this torch or machine
+        raise MpicompError(
+            f"bench: --device must be one that torch has here, got {name!r}: {error}"
+        ) from None
 
 
 def run_network(args: argparse.Namespace) -> None:
@@ -171,6 +176,7 @@ def main(words: Sequence[str] | None = None) -> None:
     args = options(words)
     try:
         mpicomp.init()
+        report.check_writable(args.out, args.plot)
         args.run(args)
     except (MpicompError, ValueError) as error:
         sys.exit(str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,19 +42,21 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     Console(width=max(width, len(title))).print(shown)
 
 
-def write_json(path: str, record: Mapping[str, Any]) -> None:
-    """Write ``record`` and today's date.
+def check_writable(*paths: str | None) -> None:
+    """Find out before measuring that a file cannot be written, on every rank.
 
     Raises:
-        MpicompError: the file cannot be written.
+        MpicompError: there is no such directory, or it must not be written to.
     """
+    for path in filter(None, paths):
+        if not os.access(Path(path).absolute().parent, os.W_OK) or Path(path).is_dir():
+            raise MpicompError(f"bench: --out and --plot must be files to write, got {path}")
+
+
+def write_json(path: str, record: Mapping[str, Any]) -> None:
+    """Write ``record`` and today's date."""
     dated = {"date": datetime.date.today().isoformat(), **record}
-    try:
-        Path(path).write_text(json.dumps(dated, indent=1) + "\n")
-    except OSError as error:
-        raise MpicompError(
-            f"bench: --out must be a file that can be written, got {path}: {error.strerror}"
-        ) from None
+    Path(path).write_text(json.dumps(dated, indent=1) + "\n")
 
 
 def pyplot() -> Any:

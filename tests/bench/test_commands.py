@@ -103,6 +103,14 @@ def test_compressors(alone, factory):
     assert by_name["topk"]["ratio"] == pytest.approx(50, rel=0.01)
 
 
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_no_such_device(alone, device):
+    done = alone("bench", "compressors", "--device", device)
+    assert done.returncode == 1
+    assert f"--device must be one that torch has here, got '{device}'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_model(launch, factory):
     pytest.importorskip("matplotlib")
     words = ["--model", f"{factory}/mine.py:small", "--compression", "none", "topk:density=0.1"]
@@ -238,8 +246,9 @@ def test_advise_without_a_network(alone):
         (["--latency", "nan"], "argument --latency: must be a finite number"),
         (["--bandwidth", "0"], "--bandwidth must be above 0"),
         (["--compression", "topq"], "topq"),
-        (["--plot", "no/such/directory/a.svg"], "--plot must be a picture that can be written"),
-        (["--out", "no/such/directory/a.json"], "--out must be a file that can be written"),
+        (["--plot", "no/such/directory/a.svg"], "must be files to write, got no/such"),
+        (["--out", "no/such/directory/a.json"], "must be files to write, got no/such"),
+        (["--plot", "a.xyz"], "--plot must be a picture that can be written"),
     ],
 )
 def test_bad_options(alone, words, message):

@@ -144,6 +144,8 @@ def test_other_times_lead_to_another_look(monkeypatch, factor):
     assert play.methods() == both("TopK")
     times["TopK"] *= factor
     play.train(SETTLING_STEPS + STEADY_STEPS)
+    assert play.methods() == both("TopK")
+    play.train(SETTLING_STEPS + STEADY_STEPS)
     again = not 0.7 <= factor <= 1.3
     assert play.methods() == both("NoCompression" if again else "TopK")
     play.train(2 * WINDOW)
