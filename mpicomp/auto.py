@@ -39,6 +39,7 @@ SETTLING_STEPS = 2  # after other buckets were made, before steps are timed
 TIMED_STEPS = 5
 STEADY_STEPS = 30  # between two looks at a choice that stays
 DEVIATION = 0.3  # from what was expected, at which all begins anew
+DOUBT = 0.15  # of a prediction: what is predicted to be so much slower than dense may be faster
 MOST_TRIALS = 3
 PROBES = [1 << shift for shift in (10, 16, 20, 22)]  # bytes of the collectives that are timed
 
@@ -124,16 +125,17 @@ class Autopilot:
         """Collective at the same steps on all ranks."""
         now = self.clock()
         period, self._ended_at = now - self._ended_at, now
-        if self._engine.joining:  # a rank without data has no times to tell
+        filled = {name: slot for name, slot in self._engine.placed().items() if slot.filled}
+        if self._engine.joining or not filled:  # no times to tell, or nothing to compress
             return
         if self._to_skip:
             self._to_skip -= 1
             return
         self._periods.append(period)
         if not self._trials:
-            self._timelines.append(timeline_of(step, self._engine.placed(), now, period))
+            self._timelines.append(timeline_of(step, filled, now, period))
         if len(self._periods) == self._wanted:
-            self._conclude(statistics.median(self._periods))
+            self._conclude(undisturbed(self._periods))
             self._ended_at = self.clock()
 
     # --------------------------------------------------------------------------- decisions
@@ -151,7 +153,7 @@ class Autopilot:
                     f"a step takes {1e3 * seconds:.1f} ms, not {1e3 * expected:.1f} ms as before: "
                     "choosing anew"
                 )
-                self._engine.recompress(dict.fromkeys(self._names(), DENSE))
+                self._engine.recompress({})
                 self.restart()
                 return
         else:
@@ -199,7 +201,7 @@ class Autopilot:
         self._dense_plans = self._engine.plans
         dense = (DENSE,) * len(self._dense_plans)
         found = self.forecast(middle(self._timelines), self._dense_plans)
-        limit = min(found[dense], (1 + DEVIATION) * min(found.values()))
+        limit = min((1 + DOUBT) * found[dense], (1 + DEVIATION) * min(found.values()))
         near = sorted((m for m in found if found[m] < limit and m != dense), key=found.__getitem__)
         trials = [Trial(methods, found[methods]) for methods in near[:MOST_TRIALS]]
         self._trials = self._from_rank_0([Trial(dense, found[dense], seconds), *trials])
@@ -209,7 +211,9 @@ class Autopilot:
         """Collective: seconds of a step with each candidate, and with the best mixture."""
         slots = self._engine.placed()
         grads = {
-            name: torch.zeros_like(slot.param) if slot.param.grad is None else slot.param.grad
+            name: torch.zeros_like(slot.param)
+            if slot.param.grad is None
+            else slot.param.grad.nan_to_num(0.0, 0.0, 0.0)  # a bad step's are of no use
             for name, slot in slots.items()
         }
         network = measure.measure(PROBES).network
@@ -233,9 +237,6 @@ class Autopilot:
         methods = assign(spec, [(name, tuple(p.shape), p.dtype) for name, p in params])
         return plan(params, methods, self._bucket_bytes)
 
-    def _names(self) -> list[str]:
-        return [entry.name for p in self._dense_plans for entry in p.entries]
-
     @staticmethod
     def _from_rank_0(value: T) -> T:
         result: T = _world.get().communicator.comm.bcast(value)
@@ -245,6 +246,11 @@ class Autopilot:
     def _say(text: str) -> None:
         if _world.rank() == 0:
             log.warning("compression auto: %s", text)
+
+
+def undisturbed(seconds: Sequence[float]) -> float:
+    """The lower quartile: what else happens on a machine only adds to a step."""
+    return sorted(seconds)[len(seconds) // 4]
 
 
 def timeline_of(step: Step, slots: Mapping[str, Slot], now: float, period: float) -> Timeline:

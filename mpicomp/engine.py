@@ -14,6 +14,7 @@ that come and go all follow from it.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from mpicomp.auto import Autopilot
 
 _CUSTOM_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
+_NUMBERS = itertools.count()  # of engines, in the order in which all ranks build them
 Memory = Mapping[str, Mapping[str, Tensor]]  # slot -> parameter name -> tensor
 
 
@@ -66,6 +68,7 @@ class Engine:
     ) -> None:
         world = _world.get()
         self._progress, self._profile = world.progress, world.profile
+        self._number = next(_NUMBERS)
         self._compression = compression
         self._bucket_bytes = bucket_bytes
         self._loss_scale, self._holding = loss_scale, holding
@@ -182,10 +185,13 @@ class Engine:
         return {slot.name: slot for slot in self._slots if slot.bucket is not None}
 
     def recompress(self, compression: Mapping[str, str]) -> None:
-        """Collective: go on with other compressors, by parameter name, and what they remember."""
-        for name, slot in self.placed().items():
-            entry = (name, tuple(slot.param.shape), slot.param.dtype)
-            self._compressors |= assign(compression[name], [entry])
+        """Collective: go on with other compressors, by parameter name, and what they remember.
+
+        What has no name in ``compression`` is not compressed, should it be frozen now or not.
+        """
+        for slot in self._slots:
+            entry = (slot.name, tuple(slot.param.shape), slot.param.dtype)
+            self._compressors |= assign(compression.get(slot.name), [entry])
         task = self._make_buckets({slot.index for slot in self.placed().values()})
         self._use(_world.wait(task, "the division of the parameters into buckets"))
 
@@ -282,10 +288,12 @@ class Engine:
             return
         # Several optimizers may share a backward pass, and end it in another order elsewhere: all
         # of them send what they have before any of them waits.
-        for engine in list(_world.get().open_engines):
-            if engine._root == graph:
-                engine.close_step()
-        self.finish()
+        # And all of them wait in one order, as the autopilots of some may then have to talk.
+        ending = [engine for engine in _world.get().open_engines if engine._root == graph]
+        for engine in ending:
+            engine.close_step()
+        for engine in sorted({*ending, self}, key=lambda engine: engine._number):
+            engine.finish()
 
     def synchronize(self) -> None:
         """Exchange what has been accumulated and not exchanged; nothing otherwise."""
@@ -350,7 +358,8 @@ class Engine:
             self._use(conclusion.buckets)
         if self.observer is not None and self._buckets is not None:
             self.observer.ended(self._buckets)
-        if self.autopilot is not None:
+        step.check(conclusion)
+        if self.autopilot is not None and not conclusion.ballot.failed:
             self.autopilot.after_step(step)
 
 

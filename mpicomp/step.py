@@ -164,12 +164,15 @@ class Step:
         if self._keep:
             self._give(conclusion)
         self._profile.stats.decode_seconds += time.perf_counter() - now
+        return conclusion
+
+    def check(self, conclusion: Conclusion) -> None:
+        """Raise `MpicompError` if another rank's gradients are missing."""
         if self._keep and conclusion.ballot.failed:
             raise MpicompError(
                 "backward: another rank's backward pass ended with an exception that it caught; "
                 "gradients of this step are not complete"
             )
-        return conclusion
 
     # ---------------------------------------------------------------------------- filling
 

@@ -19,6 +19,7 @@ from mpicomp import world as _world
 from mpicomp.advise.forecast import Forecast, record_workload
 from mpicomp.advise.picture import draw
 from mpicomp.bench import report
+from mpicomp.bench.numbers import count, quantity
 from mpicomp.bench.workload import load
 from mpicomp.compress.rules import resolve
 from mpicomp.errors import MpicompError
@@ -83,8 +84,10 @@ def verdict(rows: Sequence[dict[str, Any]]) -> str:
     best = min(rows, key=lambda row: row["step_ms"])
     head = f"{best['ranks']} ranks: "
     gain = 1 - best["step_ms"] / dense["step_ms"]
+    others = [row for row in rows if row is not dense]
+    if not others:
+        return f"{head}no compression makes {dense['step_ms']:.1f} ms a step."
     if gain < LEAST_GAIN:
-        others = [row for row in rows if row is not dense]
         nearest = min(others, key=lambda row: row["step_ms"])
         return (
             f"{head}use no compression; none pays. The nearest, {nearest['compression']}, makes "
@@ -167,9 +170,13 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--bandwidth", type=float, metavar="GBPS", help="between hosts, in Gb/s")
     parser.add_argument(
-        "--latency", type=float, metavar="US", default=20.0, help="with --bandwidth; microseconds"
+        "--latency",
+        type=quantity,
+        metavar="US",
+        default=20.0,
+        help="with --bandwidth; microseconds",
     )
-    parser.add_argument("--steps", type=int, default=5, help="training steps to measure")
+    parser.add_argument("--steps", type=count, default=5, help="training steps to measure")
     parser.add_argument("--out", metavar="FILE", help="write JSON")
     parser.add_argument("--plot", metavar="FILE", help="write a picture (needs matplotlib)")
     return parser.parse_args(words)

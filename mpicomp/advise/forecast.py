@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from mpicomp.bench.workload import Workload
@@ -22,7 +23,7 @@ HALVINGS = 40
 
 
 def record_workload(workload: Workload, steps: int) -> tuple[Timeline, dict[str, Tensor]]:
-    """The timeline of training steps without exchange, and the gradients of the last."""
+    """The timeline of training steps without exchange, and its gradients but sparse ones."""
     grads: dict[str, Tensor] = {}
     named = [(n, p) for n, p in workload.model.named_parameters() if p.requires_grad]
 
@@ -30,7 +31,10 @@ def record_workload(workload: Workload, steps: int) -> tuple[Timeline, dict[str,
         grads.update({name: p.grad.clone() for name, p in named if p.grad is not None})
         workload.update()
 
-    return record(named, workload.next_loss, update, steps=steps), grads
+    timeline = record(named, workload.next_loss, update, steps=steps)
+    missing = {name: torch.zeros_like(p) for name, p in named if name not in grads}
+    placed = {name: g for name, g in {**grads, **missing}.items() if not g.is_sparse}
+    return timeline, placed
 
 
 @dataclass
@@ -56,11 +60,13 @@ class Forecast:
     def plans(self, compression: str) -> list[Plan]:
         """The buckets that the engine would make, in the order in which gradients arrive."""
         if compression not in self._plans:
-            by_name = {name: param.data for name, param in self.params}
+            by_name = {name: param.data for name, param in self.params if name in self.grads}
             methods = assign(
                 compression, [(n, tuple(p.shape), p.dtype) for n, p in by_name.items()]
             )
-            ordered = [(name, by_name[name]) for name in self.timeline.arrivals]
+            ordered = [
+                (name, by_name[name]) for name in self.timeline.arrivals if name in self.grads
+            ]
             self._plans[compression] = plan(ordered, methods, self.bucket_bytes)
         return self._plans[compression]
 

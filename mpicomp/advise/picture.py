@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from mpicomp.advise.forecast import NARROWEST, WIDEST, Forecast
@@ -21,9 +22,10 @@ def draw(forecast: Forecast, specs: Sequence[str], network: Network, path: str) 
     )
     ratio = (WIDEST / NARROWEST) ** (1 / (POINTS - 1))
     bandwidths = [NARROWEST * ratio**point for point in range(POINTS)]
-    clusters = [network]
-    while network.across and clusters[-1].ranks * 2 <= MOST_RANKS:
-        clusters.append(network.with_ranks(clusters[-1].ranks * 2))
+    clusters = []
+    for exponent in range(1, MOST_RANKS.bit_length()):
+        with contextlib.suppress(ValueError):  # so many do not fill hosts, or hosts are unknown
+            clusters.append(network.with_ranks(2**exponent))
     for spec in specs:
         style = {"label": spec, "color": "black"} if spec == DENSE else {"label": spec}
         over_bandwidth = [

@@ -12,6 +12,7 @@ import torch
 import mpicomp
 from mpicomp.bench import model as phases
 from mpicomp.bench import report
+from mpicomp.bench.numbers import count, megabytes
 from mpicomp.compress import available
 from mpicomp.compress.rules import assign
 from mpicomp.errors import MpicompError
@@ -33,7 +34,7 @@ def device_of(name: str | None) -> torch.device:
 
 def run_network(args: argparse.Namespace) -> None:
     """Latency and bandwidth of collectives, and the alpha and beta that fit them."""
-    sizes = [size for size in SIZES if size <= args.most_mb * MB]
+    sizes = [size for size in SIZES if size <= max(KB, args.most_mb * MB)]
     profile = network.measure(sizes, device=device_of(args.device))
     if mpicomp.rank():
         return
@@ -59,6 +60,8 @@ def run_network(args: argparse.Namespace) -> None:
         print("one rank: there is nothing to measure; start several, on hosts if you have them")
     if args.out:
         report.write_json(args.out, profile.as_json())
+    if args.plot:
+        report.draw_network(profile, args.plot)
 
 
 def run_compressors(args: argparse.Namespace) -> None:
@@ -90,6 +93,11 @@ def run_compressors(args: argparse.Namespace) -> None:
     report.table(title, names, rows)
     if args.out:
         report.write_json(args.out, {"bench": "compressors", "title": title, "rows": record})
+    if args.plot:
+        specs = [str(row["compression"]) for row in record]
+        timed = ("accumulate", "encode", "decode")
+        parts = {name: [row[f"{name}_ms"] for row in record] for name in timed}
+        report.draw_bars(specs, parts, args.plot, label="milliseconds")
 
 
 def run_model(args: argparse.Namespace) -> None:
@@ -116,7 +124,13 @@ def run_model(args: argparse.Namespace) -> None:
         record = {"bench": "model", "model": args.model, "ranks": mpicomp.size(), "rows": rows}
         report.write_json(args.out, record)
     if args.plot:
-        report.draw_phases(rows, args.plot)
+        report.draw_bars(
+            [row["compression"] for row in rows],
+            {phase: [row["phases_ms"][phase] for row in rows] for phase in phases.PHASES},
+            args.plot,
+            label="milliseconds a step, phases in a row",
+            marks={"step, overlapped": [row["step_ms"] for row in rows]},
+        )
 
 
 def options(words: Sequence[str] | None) -> argparse.Namespace:
@@ -124,17 +138,22 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     out = argparse.ArgumentParser(add_help=False)
     out.add_argument("--out", metavar="FILE", help="write JSON")
+    out.add_argument("--plot", metavar="FILE", help="write a picture (needs matplotlib)")
 
     added = commands.add_parser("network", parents=[out], help=run_network.__doc__)
     added.add_argument("--device", help="whose memory is sent; by default a GPU, if there is one")
-    added.add_argument("--most-mb", type=float, default=256.0, help="largest size, in MB")
+    added.add_argument("--most-mb", type=megabytes, default=256.0, help="largest size, in MB")
     added.set_defaults(run=run_network)
 
     added = commands.add_parser("compressors", parents=[out], help=run_compressors.__doc__)
     added.add_argument("--compression", nargs="+", metavar="SPEC", help="by default all methods")
-    added.add_argument("--megabytes", type=float, default=25.0, help="size of the matrix, in MB")
-    added.add_argument("--ranks", type=int, default=8, help="ranks to exchange with")
-    added.add_argument("--repeats", type=int, default=5, help="exchanges of which to take medians")
+    added.add_argument(
+        "--megabytes", type=megabytes, default=25.0, help="size of the matrix, in MB"
+    )
+    added.add_argument("--ranks", type=count, default=8, help="ranks to exchange with")
+    added.add_argument(
+        "--repeats", type=count, default=5, help="exchanges of which to take medians"
+    )
     added.add_argument("--device", help="by default a GPU, if there is one")
     added.set_defaults(run=run_compressors)
 
@@ -142,9 +161,8 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     added.add_argument("--model", required=True, metavar="MODULE:FACTORY")
     specs = ["none", "powersgd:rank=2", "topk:density=0.01"]
     added.add_argument("--compression", nargs="+", metavar="SPEC", default=specs)
-    added.add_argument("--rounds", type=int, default=5, help="turns of each compressor")
-    added.add_argument("--steps", type=int, default=3, help="steps of each kind in a turn")
-    added.add_argument("--plot", metavar="FILE", help="write stacked bars (needs matplotlib)")
+    added.add_argument("--rounds", type=count, default=5, help="turns of each compressor")
+    added.add_argument("--steps", type=count, default=3, help="steps of each kind in a turn")
     added.set_defaults(run=run_model)
     return parser.parse_args(words)
 

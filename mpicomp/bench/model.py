@@ -64,7 +64,7 @@ class Side:
         marks = [self.now()]
         batch = self.workload.next_batch()
         marks.append(self.now())
-        loss = self.workload.loss(self.workload.model, batch)
+        loss = self.workload.loss_of(batch)
         marks.append(self.now())
         with self.optimizer.no_sync():
             loss.backward()

@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mpicomp.bench.model import PHASES
 from mpicomp.errors import MpicompError
+from mpicomp.predict.collectives import fastest
+from mpicomp.predict.network import Profile
 
 COLOURS = {
     "data": "#bbbbbb",
@@ -85,20 +86,44 @@ def save(figure: Any, path: str) -> None:
         ) from None
 
 
-def draw_phases(rows: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Stacked bars, one for each compressor, and a mark where the overlapped step ends."""
+def draw_bars(
+    names: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    path: str,
+    *,
+    label: str,
+    marks: Mapping[str, Sequence[float]] | None = None,
+) -> None:
+    """Stacked bars, one for each name, and marks beside their ends."""
     plots = pyplot()
-    figure, axes = plots.subplots(figsize=(9, 0.5 * len(rows) + 1.8), layout="constrained")
-    names = [str(row["compression"]) for row in rows]
-    left = [0.0] * len(rows)
-    for phase in PHASES:
-        widths = [row["phases_ms"][phase] for row in rows]
-        axes.barh(names, widths, left=left, color=COLOURS[phase], label=phase)
+    figure, axes = plots.subplots(figsize=(9, 0.4 * len(names) + 1.8), layout="constrained")
+    left = [0.0] * len(names)
+    for part, widths in parts.items():
+        axes.barh(names, widths, left=left, color=COLOURS[part], label=part)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    steps = [row["step_ms"] for row in rows]
-    axes.plot(steps, names, "k|", markersize=14, label="step, overlapped")
+    for what, places in (marks or {}).items():
+        axes.plot(places, names, "k|", markersize=14, label=what)
     axes.invert_yaxis()
-    axes.set_xlabel("milliseconds a step, phases in a row")
+    axes.set_xlabel(label)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    save(figure, path)
+    plots.close(figure)
+
+
+def draw_network(profile: Profile, path: str) -> None:
+    """Seconds over bytes: what was measured, and the alpha and beta that fit it."""
+    plots = pyplot()
+    figure, axes = plots.subplots(figsize=(7, 5), layout="constrained")
+    for level, samples in profile.samples.items():
+        for kind, link in getattr(profile.network, level).items():
+            own = [sample for sample in samples if sample.collective == kind]
+            sizes = [sample.num_bytes for sample in own]
+            (dots,) = axes.plot(sizes, [s.seconds for s in own], "o", label=f"{kind} {level}")
+            works = [fastest(kind, s.ranks, s.num_bytes, link.alpha, link.beta) for s in own]
+            fitted = [work.seconds(link.alpha, link.beta) for work in works]
+            axes.plot(sizes, fitted, color=dots.get_color(), linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="seconds; lines: alpha and beta")
+    axes.grid(which="major", color="#dddddd", linewidth=0.6)
+    axes.legend(frameon=False, fontsize=8)
     save(figure, path)
     plots.close(figure)

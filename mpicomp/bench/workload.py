@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -38,6 +37,8 @@ class Workload:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise TypeError(f"workload: model must be a torch.nn.Module, got {self.model!r}")
+        if next(self.model.parameters(), None) is None:
+            raise TypeError(f"workload: model must have parameters, got {self.model!r}")
         if self.optimizer is None:
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
 
@@ -46,13 +47,32 @@ class Workload:
         return next(self.model.parameters()).device
 
     def next_batch(self) -> Any:
-        if self._running is None:
-            self._running = itertools.chain.from_iterable(itertools.repeat(self.batches))
-        return next(self._running)
+        for _ in range(2):
+            if self._running is None:
+                self._running = iter(self.batches)
+            for batch in self._running:
+                return batch
+            self._running = None
+        raise RuntimeError(  # no ValueError, which all ranks would have: the job is to be aborted
+            "workload: batches must be such that one can begin anew, as a list or a DataLoader "
+            f"is, got {self.batches!r}, in which nothing is left"
+        )
 
     def next_loss(self) -> Tensor:
         """Draw a batch and run forward."""
-        return self.loss(self.model, self.next_batch())
+        return self.loss_of(self.next_batch())
+
+    def loss_of(self, batch: Any) -> Tensor:
+        """Run forward."""
+        try:
+            loss = self.loss(self.model, batch)
+        except ValueError as error:  # of this rank only, perhaps: it has to abort the job
+            raise RuntimeError(f"workload: loss fails: {error}") from error
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise RuntimeError(
+                f"workload: loss must be a tensor of one element to call backward on, got {loss!r}"
+            )
+        return loss
 
     def update(self) -> None:
         """Step and clear gradients, without any exchange."""
@@ -73,9 +93,9 @@ def load(name: str) -> Workload:
     workload = None
     try:
         workload = _call(name)
-    except Exception as failure:
+    except (Exception, SystemExit) as failure:
         error = f"{type(failure).__name__}: {failure}"
-        cause: Exception | None = failure
+        cause: BaseException | None = failure
     else:
         cause = None
     errors = _world.get().communicator.comm.allgather(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +23,10 @@ class Link:
 
     alpha: float
     beta: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.alpha < math.inf and 0 <= self.beta < math.inf):
+            raise ValueError(f"network: alpha and beta must be finite and not negative, got {self}")
 
     @property
     def gigabits(self) -> float:
@@ -73,8 +78,9 @@ class Network:
             local = self._level(WITHIN, self.ranks_per_host, collective, num_bytes)
             return local + self._level(ACROSS, self.hosts, collective, num_bytes)
         if collective == "all-to-all":  # what the ranks of a host send to other hosts
-            leaving = num_bytes * self.ranks_per_host
-            return self._level(ACROSS, self.hosts, collective, leaving)
+            link, leaving = self.across[collective], self.ranks - self.ranks_per_host
+            share = num_bytes / self.ranks * self.ranks_per_host
+            return leaving * (link.alpha + share * link.beta)
         return self._level(ACROSS, self.ranks, collective, num_bytes)
 
     def _level(self, level: str, n: int, collective: str, num_bytes: float) -> float:
@@ -194,6 +200,10 @@ def load(path: str | Path) -> Profile:
             level: {c: Link(**link) for c, link in network[level].items()}
             for level in (WITHIN, ACROSS)
         }
+        ranks = {WITHIN: network["ranks_per_host"], ACROSS: network["hosts"]}
+        for level, number in ranks.items():
+            if number < 1 or (number > 1 and links[level].keys() != ALGORITHMS.keys()):
+                raise ValueError(f"{number} ranks {level} with {sorted(links[level])}")
         samples = {
             level: tuple(Sample(**sample) for sample in record["samples"][level])
             for level in record["samples"]

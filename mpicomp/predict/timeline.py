@@ -47,6 +47,7 @@ def record(
         steps: how many are timed.
     """
     arrived: dict[str, float] = {}
+    watched: list[str] = []
     handles = []
     device = torch.device("cpu")
 
@@ -62,10 +63,12 @@ def record(
             arrived[name] = now()
 
         if param.requires_grad:
+            watched.append(name)
             handles.append(param.register_post_accumulate_grad_hook(arrive))
     runs: list[tuple[float, float, dict[str, float]]] = []
     try:
         for _ in range(steps + 1):
+            arrived.clear()
             start = now()
             value = loss()
             backward = now()
@@ -78,9 +81,12 @@ def record(
         for handle in handles:
             handle.remove()
     outside, whole, sinces = zip(*runs[1:], strict=True)
-    medians = {name: statistics.median(since[name] for since in sinces) for name in sinces[-1]}
+    late = statistics.median(whole)  # where there is no gradient, zeros are exchanged at the end
+    medians = {
+        name: statistics.median(since.get(name, late) for since in sinces) for name in watched
+    }
     return Timeline(
         statistics.median(outside),
-        statistics.median(whole),
+        late,
         dict(sorted(medians.items(), key=lambda item: item[1])),
     )

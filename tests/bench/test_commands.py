@@ -23,6 +23,19 @@ def fails_on_rank_1():
 
 def other():
     return 3
+
+def begun_twice():
+    workload = small()
+    workload.batches = iter(workload.batches)
+    return workload
+
+def without_graph():
+    workload = small()
+    workload.loss = lambda model, x: torch.tensor(1.0)
+    return workload
+
+def leaves():
+    raise SystemExit(3)
 """
 PHASES = ["data", "forward", "backward", "accumulate", "encode", "values", "indices", "decode"]
 
@@ -52,9 +65,12 @@ def alone(environ, factory):
 
 
 def test_network(launch, factory):
-    out = factory / "network.json"
-    done = launch(3, "-m", "mpicomp.bench", "network", "--most-mb", "0.1", "--out", str(out))
+    pytest.importorskip("matplotlib")
+    out, plot = factory / "network.json", factory / "network.png"
+    files = ["--out", str(out), "--plot", str(plot)]
+    done = launch(3, "-m", "mpicomp.bench", "network", "--most-mb", "0.1", *files)
     assert done.returncode == 0, done.stderr
+    assert plot.read_bytes().startswith(b"\x89PNG")
     assert "all-to-all within" in done.stdout
     record = json.loads(out.read_text())
     assert record["date"]
@@ -74,8 +90,11 @@ def test_network_of_one_rank(alone):
 
 
 def test_compressors(alone, factory):
-    done = alone("bench", "compressors", "--megabytes", "0.3", "--repeats", "1", "--out", "c.json")
+    pytest.importorskip("matplotlib")
+    words = ["--megabytes", "0.3", "--repeats", "1", "--out", "c.json", "--plot", "c.svg"]
+    done = alone("bench", "compressors", *words)
     assert done.returncode == 0, done.stderr
+    assert "<svg" in (factory / "c.svg").read_text()
     rows = json.loads((factory / "c.json").read_text())["rows"]
     assert len(rows) == 28
     by_name = {row["compression"]: row for row in rows}
@@ -113,6 +132,37 @@ def test_a_factory_that_fails_on_one_rank(launch, factory):
     assert done.returncode != 0
     assert "which fails on rank 1: RuntimeError: no such data set" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("begun_twice", "batches must be such that one can begin anew"),
+        ("without_graph", "loss must be a tensor of one element to call backward on"),
+        ("leaves", "rank 0: SystemExit: 3"),
+    ],
+)
+def test_steps_that_cannot_be_taken(alone, name, message):
+    done = alone("bench", "model", "--model", f"mine:{name}")
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model", "--model", "mine:small", "--rounds", "0"],
+        ["model", "--model", "mine:small", "--steps", "-1"],
+        ["compressors", "--ranks", "0"],
+        ["compressors", "--repeats", "0"],
+        ["compressors", "--megabytes", "inf"],
+        ["network", "--most-mb", "0"],
+    ],
+)
+def test_numbers_that_measure_nothing(alone, words):
+    done = alone("bench", *words)
+    assert done.returncode == 2
+    assert f"argument {words[-2]}: must be" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -184,6 +234,8 @@ def test_advise_without_a_network(alone):
     [
         (["--ranks", "2,x"], "argument --ranks"),
         (["--ranks", "0"], "ranks must be at least 1"),
+        (["--steps", "0"], "argument --steps: must be a whole number above 0"),
+        (["--latency", "nan"], "argument --latency: must be a finite number"),
         (["--bandwidth", "0"], "--bandwidth must be above 0"),
         (["--compression", "topq"], "topq"),
         (["--plot", "no/such/directory/a.svg"], "--plot must be a picture that can be written"),

@@ -135,3 +135,24 @@ def test_what_is_no_profile(text, tmp_path):
 def test_no_file(tmp_path):
     with pytest.raises(MpicompError, match="cannot be read: No such file"):
         load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("change", [{"hosts": 0}, {"within": {}}, {"across": {}}])
+def test_a_profile_that_lacks_something(profile, tmp_path, change):
+    record = json.loads(json.dumps(profile.as_json()))
+    record["network"] |= change
+    (tmp_path / "profile.json").write_text(json.dumps(record))
+    with pytest.raises(MpicompError, match="must be a profile that"):
+        load(tmp_path / "profile.json")
+
+
+@pytest.mark.parametrize("alpha", [float("nan"), -1.0])
+def test_links_are_numbers(alpha):
+    with pytest.raises(ValueError, match="alpha and beta must be finite"):
+        Link(alpha, 1e-9)
+
+
+def test_all_to_all_sends_to_each_rank_of_other_hosts():
+    """24 messages for ranks elsewhere, and 8 ranks that share the host's link."""
+    seconds = cluster(4, 8).seconds("all-to-all", 32e6)
+    assert seconds == pytest.approx(24 * SLOW.alpha + 24e6 * 8 * SLOW.beta)
