@@ -18,7 +18,7 @@ Task: TypeAlias = Generator[None, None, T]  # yields while it waits, returns its
 
 SPIN_SECONDS = 300e-6  # where nothing else wants the processor
 LONGEST_SLEEP_SECONDS = 1e-3
-_WORK_SECONDS = 300e-6  # a longer look at a task was work; a shorter one moved data at most
+_WORK_SECONDS = 50e-6  # a look at a task that took longer was work; a shorter one only looked
 
 
 class Patience:
