@@ -3,7 +3,7 @@
 A collective over n ranks takes ``rounds * alpha + num_bytes * beta`` seconds: alpha for each
 message on the longest way, beta for each byte on it. For all-reduce and broadcast ``num_bytes`` is
 the length of the vector; for all-gather what each rank hands over; for all-to-all what each rank
-hands over to all, itself included.
+hands over to all, itself included; for a message what it hands over to one.
 
 References: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication
 Operations in MPICH", IJHPCA 2005, sections 4.1 (all-gather), 4.2 (broadcast), 4.3 (all-to-all) and
@@ -69,6 +69,11 @@ def pairwise_alltoall(n: int, num_bytes: float) -> Work:
     return Work(n - 1, (n - 1) / n * num_bytes)
 
 
+def direct_message(n: int, num_bytes: float) -> Work:
+    """From each rank to one other."""
+    return Work(1, num_bytes) if n > 1 else Work(0, 0)
+
+
 ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
     "all-reduce": {
         "recursive doubling": recursive_doubling_allreduce,
@@ -78,6 +83,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
     "all-gather": {"doubling": doubling_allgather, "ring": ring_allgather},
     "broadcast": {"tree": tree_broadcast, "scatter": scatter_broadcast},
     "all-to-all": {"pairwise": pairwise_alltoall},
+    "message": {"direct": direct_message},
 }
 """By collective; an MPI takes the one that is fastest for the length at hand."""
 

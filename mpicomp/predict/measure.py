@@ -16,9 +16,9 @@ from mpicomp import world as _world
 from mpicomp.comm.communicator import Communicator, Op
 from mpicomp.comm.levels import levels, library
 from mpicomp.comm.waiting import Task
-from mpicomp.predict.network import ACROSS, WITHIN, Link, Network, Profile, Sample, fit
+from mpicomp.predict.network import ACROSS, MEASURED, WITHIN, Link, Network, Profile, Sample, fit
 
-KINDS = ("all-reduce", "all-gather", "all-to-all", "broadcast")
+KINDS = sorted(MEASURED)
 PATIENCE_SECONDS = 2.0  # a size that takes longer is the last
 SHORT_SECONDS, MOST_REPEATS = 0.2, 20  # repeats go on until either
 

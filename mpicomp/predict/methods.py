@@ -18,6 +18,7 @@ from torch import Tensor
 from mpicomp.compress.base import (
     AllToAll,
     Answer,
+    Broadcast,
     Bucket,
     Compressor,
     Entry,
@@ -86,12 +87,13 @@ def measure(plan: Plan, grads: Mapping[str, Tensor], size: int, *, repeats: int 
     if plan.compressor.capabilities.chunks and size > 2:
         entries, grads, factor = _even(plan, grads, size)
     numel = sum(entry.numel for entry in entries)
-    flat = torch.empty(numel, dtype=plan.dtype, device=plan.device)
+    flat = torch.zeros(numel, dtype=plan.dtype, device=plan.device)
     bucket = Bucket(flat, entries, size=size)
     state = plan.compressor.init(bucket)
-    others = torch.zeros(CACHE_BYTES, dtype=torch.uint8)
+    others = torch.zeros(min(CACHE_BYTES, 16 * flat.nbytes), dtype=torch.uint8)
     costs = []
     for _ in range(repeats + 1):
+        bucket.rank = leader(plan.compressor, bucket, state)
         others.add_(1)  # in training, too, a bucket comes out of memory, not out of the cache
         costs.append(play(plan.compressor, bucket, state, grads))
     del costs[0]
@@ -110,6 +112,12 @@ def _even(
     row = flat.repeat(-(-numel // plan.numel))[:numel].view(size, -1)
     entry = Entry("row", tuple(row.shape), row.stride(), 0)
     return (entry,), {"row": row}, plan.numel / numel
+
+
+def leader(compressor: Compressor, bucket: Bucket, state: State) -> int:
+    """The rank that all others wait for, if the exchange begins with a broadcast; else ours."""
+    first = next(compressor.exchange(bucket, state), None)
+    return first.root if isinstance(first, Broadcast) else bucket.rank
 
 
 def play(compressor: Compressor, bucket: Bucket, state: State, grads: Mapping[str, Tensor]) -> Cost:
@@ -160,7 +168,9 @@ def collectives_of(message: Message, size: int) -> tuple[Collective, ...]:
             return counts, Collective("all-gather", message.num_bytes)
         case AllToAll():
             counts = Collective("all-to-all", COUNT_BYTES * size)
-            return counts, Collective("all-to-all", message.num_bytes)
+            partners = sum(t.numel() > 0 for t in message.tensors)
+            kind = "all-to-all" if partners > 1 else "message"
+            return counts, Collective(kind, message.num_bytes)
     return (Collective("broadcast", message.num_bytes),)
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mpicomp.errors import MpicompError
-from mpicomp.predict.collectives import ALGORITHMS, fastest
+from mpicomp.predict.collectives import fastest
 
 WITHIN, ACROSS = "within", "across"
 GIGABIT = 1e9 / 8  # bytes
+MEASURED = {"all-reduce", "all-gather", "all-to-all", "broadcast"}
 ROUNDS = 5  # of a fit
 
 
@@ -86,7 +87,8 @@ class Network:
     def _level(self, level: str, n: int, collective: str, num_bytes: float) -> float:
         if n == 1:
             return 0.0
-        link = (self.within if level == WITHIN else self.across)[collective]
+        links = self.within if level == WITHIN else self.across
+        link = links["all-to-all" if collective == "message" else collective]
         work = fastest(collective, n, num_bytes, link.alpha, link.beta)
         return work.seconds(link.alpha, link.beta)
 
@@ -120,7 +122,7 @@ class Network:
             collective: Link(
                 alpha if alpha is not None else links.get(collective, Link(default, 0)).alpha, beta
             )
-            for collective in ALGORITHMS
+            for collective in MEASURED
         }
         return replace(self, across=across)
 
@@ -202,7 +204,7 @@ def load(path: str | Path) -> Profile:
         }
         ranks = {WITHIN: network["ranks_per_host"], ACROSS: network["hosts"]}
         for level, number in ranks.items():
-            if number < 1 or (number > 1 and links[level].keys() != ALGORITHMS.keys()):
+            if number < 1 or (number > 1 and links[level].keys() != MEASURED):
                 raise ValueError(f"{number} ranks {level} with {sorted(links[level])}")
         samples = {
             level: tuple(Sample(**sample) for sample in record["samples"][level])

@@ -19,6 +19,7 @@ from mpicomp.predict.collectives import ALGORITHMS, Work, fastest
         ("broadcast", "tree", 8, Work(3, 2400)),
         ("broadcast", "scatter", 4, Work(5, 1200)),
         ("all-to-all", "pairwise", 4, Work(3, 600)),
+        ("message", "direct", 4, Work(1, 800)),
     ],
 )
 def test_by_hand(collective, algorithm, ranks, expected):

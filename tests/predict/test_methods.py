@@ -29,6 +29,7 @@ def test_every_method_at_any_number_of_ranks(name, size):
 
 # Their messages are as long as the data want: in tests/compress they are counted.
 DATA_DECIDES = {"threshold", "gaussiank", "sidco", "oktopk", "deft", "micro", "exdyna"}
+LED = {"cltk", "deft"}  # one rank says what all are to do, another in each step
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -77,3 +78,17 @@ def test_topk_goes_dense_where_ranks_are_many():
     (topk,) = plans_of("topk:density=0.01", matrix)
     assert measure(topk, matrix, 32).collectives[0].kind == "all-gather"
     assert measure(topk, matrix, 512).collectives == (Collective("all-reduce", 400_000),)
+
+
+@pytest.mark.parametrize("name", sorted(LED))
+def test_methods_with_a_leader_are_played_by_it(name):
+    """It chooses a hundredth; what ranks that wait hand over in its place tells nothing."""
+    matrix = {"w": torch.randn(512, 512)}
+    (each,) = plans_of(name, matrix)
+    assert measure(each, matrix, 4, repeats=3).num_bytes < 0.1 * 4 * 512 * 512
+
+
+def test_pairs_that_swap_send_one_message():
+    (each,) = plans_of("gtopk", {"w": torch.randn(512, 512)})
+    kinds = [c.kind for c in measure(each, {"w": torch.randn(512, 512)}, 64).collectives]
+    assert kinds.count("message") == kinds.count("all-to-all")  # the latter tell lengths

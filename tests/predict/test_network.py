@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from mpicomp.errors import MpicompError
 from mpicomp.predict.collectives import ALGORITHMS, fastest
-from mpicomp.predict.network import Link, Network, Profile, Sample, fit, load
+from mpicomp.predict.network import MEASURED, Link, Network, Profile, Sample, fit, load
 
 FAST, SLOW = Link(1e-6, 1e-10), Link(1e-4, 1e-8)
-WITHIN, ACROSS = dict.fromkeys(ALGORITHMS, FAST), dict.fromkeys(ALGORITHMS, SLOW)
+WITHIN, ACROSS = dict.fromkeys(MEASURED, FAST), dict.fromkeys(MEASURED, SLOW)
 
 
 def cluster(hosts, ranks_per_host):
