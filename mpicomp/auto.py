@@ -136,7 +136,6 @@ class Autopilot:
             self._timelines.append(timeline_of(step, filled, now, period))
         if len(self._periods) == self._wanted:
             self._conclude(undisturbed(self._periods))
-            self._ended_at = self.clock()
 
     # --------------------------------------------------------------------------- decisions
 

@@ -157,7 +157,9 @@ class Engine:
     @cached_property
     def _communicator(self) -> Communicator:
         """Collective when first asked for."""
-        return _world.get().new_communicator()
+        communicator = _world.get().new_communicator()
+        self._lane.spins = communicator.hosts == 1
+        return communicator
 
     def agree(self) -> None:
         """Collective: `MismatchError` on every rank unless all hold the same parameters."""

@@ -33,9 +33,13 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """The queue of one optimizer; on a GPU its tasks run on ``stream``."""
+    """The queue of one optimizer; on a GPU its tasks run on ``stream``.
+
+    Where answers come from other hosts, whoever ``spins`` for them only takes time from the rest.
+    """
 
     stream: torch.cuda.Stream | None = None
+    spins: bool = True
     jobs: deque[_Job] = field(default_factory=deque)
     patience: Patience = field(default_factory=Patience)
 
@@ -96,7 +100,8 @@ class Progress:
                 busy = list(self._busy)
             waited = min(self._advance(lane) for lane in busy)
             if waited > 0:
-                pause(waited, spin_seconds=SPIN_SECONDS if self._awaited else 0.0)
+                spins = self._awaited and any(lane.spins for lane in busy)
+                pause(waited, spin_seconds=SPIN_SECONDS if spins else 0.0)
 
     def _advance(self, lane: Lane) -> float:
         """Go on with the first job of ``lane``; returns for how long it has waited, in seconds."""
