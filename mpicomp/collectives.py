@@ -291,8 +291,10 @@ def _dense(tensor: Tensor) -> Tensor:
 
 def _bytes(tensor: Tensor) -> Tensor:
     """The elements in order, as bytes in host memory, not shared with ``tensor``."""
-    flat = _dense(tensor).resolve_conj().resolve_neg().contiguous().view(-1)
-    return (flat.view(torch.uint8) if len(flat) else flat.to(torch.uint8)).to("cpu", copy=True)
+    from mpicomp.comm.buffers import as_bytes
+
+    dense = _dense(tensor).resolve_conj().resolve_neg().contiguous()
+    return as_bytes(dense).to("cpu", copy=True)
 
 
 def _tensor(packed: Tensor, like: Tensor, shape: Sequence[int]) -> Tensor:

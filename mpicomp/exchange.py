@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mpicomp.comm.buffers import as_bytes
 from mpicomp.comm.communicator import Communicator, Op
 from mpicomp.comm.waiting import Task
 from mpicomp.compress.base import (
@@ -192,9 +193,7 @@ def _moved(comm: Communicator, packed: Tensor, lengths: list[int]) -> Task[list[
 def _pack(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.empty(0, dtype=torch.uint8)
-    # what is empty may have strides that forbid a view as bytes
-    parts = [t.contiguous().view(-1).view(torch.uint8) for t in tensors if t.numel()]
-    return torch.cat(parts) if parts else tensors[0].new_empty(0, dtype=torch.uint8)
+    return torch.cat([as_bytes(t.contiguous()) for t in tensors])
 
 
 def _unpack(

@@ -72,6 +72,15 @@ def raw(tensor: Tensor, *, device_pointers: bool = False) -> Buffer:
     return [memory(tensor), tensor.numel() * tensor.element_size(), MPI.BYTE]
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as (n,) uint8, not copied.
+
+    If it is empty, or has one element only, its strides may be such that `view` refuses.
+    """
+    check(tensor, device_pointers=True)
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def pieces(numel: int, limit: int) -> Iterator[slice]:
     """Slices of at most ``limit`` that cover ``range(numel)`` in order."""
     for start in range(0, numel, limit):

@@ -21,6 +21,7 @@ from mpicomp.comm.buffers import (
     MAX_COUNT,
     NATIVE,
     Buffer,
+    as_bytes,
     buffer,
     check,
     memory,
@@ -302,7 +303,7 @@ class Communicator:
 
     def broadcast_(self, tensor: Tensor, root: int) -> Task[None]:
         """``tensor`` of rank ``root`` replaces the contents of ``tensor`` everywhere."""
-        flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.view(-1)
+        flat = as_bytes(tensor)
         for piece in pieces(flat.numel(), self._max_count):
             if flat.is_cuda:  # MPIs differ in what they can do with device memory unless they block
                 self.comm.Bcast(self._raw(flat[piece]), root)
@@ -342,7 +343,7 @@ class Communicator:
     def _each_piece(
         self, tensor: Tensor, call: Callable[[Buffer, int], MPI.Request], rank: int
     ) -> list[MPI.Request]:
-        flat = tensor.view(torch.uint8) if tensor.numel() else tensor
+        flat = as_bytes(tensor)
         return [
             call(self._raw(flat[piece]), rank) for piece in pieces(flat.numel(), self._max_count)
         ]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from mpicomp.comm.buffers import NATIVE, buffer, check, memory, pieces, raw
+from mpicomp.comm.buffers import NATIVE, as_bytes, buffer, check, memory, pieces, raw
 
 
 @pytest.mark.parametrize("numel", [0, 1, 6, 7, 8])
@@ -13,6 +13,28 @@ def test_pieces_cover_everything_once(numel, limit):
     slices = list(pieces(numel, limit))
     assert [i for piece in slices for i in range(numel)[piece]] == list(range(numel))
     assert all(0 < piece.stop - piece.start <= limit for piece in slices)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.empty(0, 3), b""),
+        (torch.empty(3, 0).t(), b""),
+        (torch.tensor(7, dtype=torch.int16), b"\7\0"),
+        (torch.tensor([1, 2, 3, 4], dtype=torch.int32)[1::2][:1], b"\2\0\0\0"),  # its stride is 2
+        (torch.arange(4, dtype=torch.int16).view(2, 2)[1:], b"\2\0\3\0"),
+        (torch.tensor([True, False]), b"\1\0"),
+    ],
+)
+def test_bytes_whatever_the_strides(tensor, expected):
+    flat = as_bytes(tensor)
+    assert bytes(flat.tolist()) == expected
+    assert not expected or flat.data_ptr() == tensor.data_ptr()
+
+
+def test_bytes_of_what_is_not_contiguous():
+    with pytest.raises(ValueError, match="must be dense and contiguous"):
+        as_bytes(torch.zeros(4, 4).t())
 
 
 def test_memory_is_not_copied():
