@@ -15,6 +15,8 @@ import _sweep
 import netlab
 import pytest
 
+pytest.importorskip("torch")  # what runs across the hosts are ranks of the library
+
 ROOT = Path(__file__).resolve().parents[2]
 ALLREDUCE = """
 import json, torch, mpicomp
@@ -97,7 +99,6 @@ def test_the_limit_holds_each_way_and_both_ways_at_once(net):
 
 @pytest.mark.parametrize("code", [ALLREDUCE, GLOO], ids=["mpicomp", "gloo"])
 def test_a_sum_of_two_hosts_passes_over_the_links(net, code):
-    pytest.importorskip("torch")
     done = net.launch([sys.executable, "-c", code], capture=True)
     assert done.returncode == 0, done.stderr
     assert sorted(map(json.loads, done.stdout.splitlines())) == [[0, 3.0], [1, 3.0]]
@@ -105,7 +106,6 @@ def test_a_sum_of_two_hosts_passes_over_the_links(net, code):
 
 
 def test_gloo_finds_the_way_to_other_hosts_itself(net):
-    pytest.importorskip("torch")
     code = f"import os; del os.environ['GLOO_SOCKET_IFNAME']{GLOO}"
     done = net.launch([sys.executable, "-c", code], capture=True)
     assert done.returncode == 0, done.stderr
@@ -113,7 +113,6 @@ def test_gloo_finds_the_way_to_other_hosts_itself(net):
 
 
 def test_gloo_needs_an_interface_that_is_there(net):
-    pytest.importorskip("torch")
     env = {"GLOO_SOCKET_IFNAME": "eth7"}
     done = net.launch([sys.executable, "-c", GLOO], env=env, capture=True)
     assert done.returncode == 1
