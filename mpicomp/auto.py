@@ -184,7 +184,9 @@ class Autopilot:
             f"(predicted {1e3 * trial.predicted:.1f})"
             for trial in self._trials
         )
-        self._say(f"{describe(best.methods)} for {len(best.methods)} buckets; a step took: {tried}")
+        count = len(best.methods)
+        buckets = f"{count} bucket{'s' if count > 1 else ''}"
+        self._say(f"{describe(best.methods)} for {buckets}; a step took: {tried}")
 
     def _use(self, trial: Trial) -> None:
         if self._current is not trial:

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 import mpicomp
 from mpicomp import settings
 from mpicomp import world as _world
@@ -32,9 +34,8 @@ PROBES = [1 << shift for shift in (10, 13, 16, 18, 20, 22, 24)]  # bytes
 MICROSECOND = 1e-6
 
 
-def network_of(args: argparse.Namespace, forecast: Forecast) -> Network:
+def network_of(args: argparse.Namespace, device: torch.device) -> Network:
     """Loaded, measured, or what ``--bandwidth`` and ``--latency`` say."""
-    device = next(param.device for _, param in forecast.params)
     profile: Profile | None = None
     if args.network:
         profile = load_profile(args.network)
@@ -125,15 +126,15 @@ def advise(args: argparse.Namespace) -> None:
     for spec in args.compression:
         resolve(spec)  # a mistake shows before anything is measured
     workload = load(args.model)
+    network = network_of(args, workload.device)
+    clusters = [network.with_ranks(n) for n in args.ranks or [max(mpicomp.size(), 2)]]
     timeline, grads = record_workload(workload, args.steps)
     params = [(n, p) for n, p in workload.model.named_parameters() if p.requires_grad]
     bucket_bytes = settings.read().fusion_mb * 2**20
     forecast = Forecast(timeline, grads, params, bucket_bytes, measure.contention())
-    network = network_of(args, forecast)
     specs = [DENSE, *(spec for spec in args.compression if spec != DENSE)]
     tables = []
-    for ranks in args.ranks or [max(mpicomp.size(), 2)]:
-        cluster = network.with_ranks(ranks)
+    for cluster in clusters:
         local = cluster.hosts == 1
         tables.append([row_of(forecast, spec, cluster, local=local) for spec in specs])
         _world.wait(_world.get().communicator.barrier(), "the end of a forecast")
@@ -148,8 +149,7 @@ def advise(args: argparse.Namespace) -> None:
             every = [row for rows in tables for row in rows]
             report.write_json(args.out, {**record, "rows": every})
         if args.plot:
-            first = network.with_ranks(tables[0][0]["ranks"])
-            draw(forecast, specs, first, args.plot)
+            draw(forecast, specs, clusters[0], args.plot)
 
 
 def ranks_list(text: str) -> list[int]:
@@ -157,11 +157,22 @@ def ranks_list(text: str) -> list[int]:
 
 
 def options(words: Sequence[str] | None) -> argparse.Namespace:
-    head, _, rest = __doc__.partition("\n\n")
+    _, _, rest = __doc__.partition("\n\n")
     parser = argparse.ArgumentParser(prog="python -m mpicomp.advise", description=rest)
-    parser.add_argument("--model", required=True, metavar="MODULE:FACTORY", help=head)
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="MODULE:FACTORY",
+        help="or FILE.py:FACTORY: a function that returns a mpicomp.bench.workload.Workload",
+    )
     parser.add_argument("--ranks", type=ranks_list, metavar="N,N", help="by default those at hand")
-    parser.add_argument("--compression", nargs="+", metavar="SPEC", default=list(SPECS))
+    parser.add_argument(
+        "--compression",
+        nargs="+",
+        metavar="SPEC",
+        default=list(SPECS),
+        help="by default " + ", ".join(SPECS),
+    )
     parser.add_argument("--network", metavar="FILE", help="what mpicomp.bench network has written")
     parser.add_argument(
         "--foreign-network", action="store_true", help="the profile may be of another machine"

@@ -163,9 +163,20 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     added.set_defaults(run=run_compressors)
 
     added = commands.add_parser("model", parents=[out], help=run_model.__doc__)
-    added.add_argument("--model", required=True, metavar="MODULE:FACTORY")
+    added.add_argument(
+        "--model",
+        required=True,
+        metavar="MODULE:FACTORY",
+        help="or FILE.py:FACTORY: a function that returns a mpicomp.bench.workload.Workload",
+    )
     specs = ["none", "powersgd:rank=2", "topk:density=0.01"]
-    added.add_argument("--compression", nargs="+", metavar="SPEC", default=specs)
+    added.add_argument(
+        "--compression",
+        nargs="+",
+        metavar="SPEC",
+        default=specs,
+        help="by default " + ", ".join(specs),
+    )
     added.add_argument("--rounds", type=count, default=5, help="turns of each compressor")
     added.add_argument("--steps", type=count, default=3, help="steps of each kind in a turn")
     added.set_defaults(run=run_model)

@@ -42,15 +42,17 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     Console(width=max(width, len(title))).print(shown)
 
 
-def check_writable(*paths: str | None) -> None:
+def check_writable(out: str | None, plot: str | None) -> None:
     """Find out before measuring that a file cannot be written, on every rank.
 
     Raises:
-        MpicompError: there is no such directory, or it must not be written to.
+        MpicompError: there is no such directory, it must not be written to, or nothing can draw.
     """
-    for path in filter(None, paths):
+    for path in filter(None, (out, plot)):
         if not os.access(Path(path).absolute().parent, os.W_OK) or Path(path).is_dir():
             raise MpicompError(f"bench: --out and --plot must be files to write, got {path}")
+    if plot:
+        pyplot()
 
 
 def write_json(path: str, record: Mapping[str, Any]) -> None:

@@ -256,3 +256,19 @@ def test_bad_options(alone, words, message):
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_no_measuring_for_a_picture_that_nothing_draws(alone, factory):
+    (factory / "matplotlib.py").write_text("raise ImportError")
+    for words in (["bench", "compressors"], ["advise", "--model", "mine:small"]):
+        done = alone(*words, "--plot", "a.svg")
+        assert done.returncode == 1
+        assert "--plot needs matplotlib" in done.stderr
+        assert not done.stdout
+
+
+def test_all_numbers_of_ranks_are_looked_at_first(alone):
+    done = alone("advise", "--model", "mine:small", "--bandwidth", "1", "--ranks", "2,0")
+    assert done.returncode == 1
+    assert "ranks must be at least 1, got 0" in done.stderr
+    assert not done.stdout
