@@ -22,7 +22,7 @@ from mpicomp import world as _world
 from mpicomp.compress.rules import Compression, assign, resolve
 from mpicomp.fusion import Plan, plan
 from mpicomp.predict import measure
-from mpicomp.predict.choose import DENSE, LEAST_GAIN, Model
+from mpicomp.predict.choose import DENSE, Model
 from mpicomp.predict.events import Load, loads
 from mpicomp.predict.methods import measure as measure_cost
 from mpicomp.predict.timeline import Timeline
@@ -41,6 +41,7 @@ STEADY_STEPS = 20  # between two looks at a choice that stays
 DEVIATION = 0.3  # from what was expected, at which all begins anew if it is seen twice
 DOUBT = 0.15  # of a prediction: what is predicted to be so much slower than dense may be faster
 MOST_TRIALS = 3
+LEAST_TRIED_GAIN = 0.05  # of a step, in a trial, for which gradients are compressed
 PROBES = [1 << shift for shift in (10, 16, 20, 22)]  # bytes of the collectives that are timed
 
 Methods = tuple[str, ...]  # of each bucket of the exchange without compression
@@ -175,7 +176,7 @@ class Autopilot:
     def _settle(self) -> None:
         dense = self._trials[0]
         best = min(self._trials, key=lambda trial: trial.seconds)
-        if best.seconds > (1 - LEAST_GAIN) * dense.seconds:
+        if best.seconds > (1 - LEAST_TRIED_GAIN) * dense.seconds:
             best = dense
         self._use(best)
         self._steady = True
