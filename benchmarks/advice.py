@@ -26,13 +26,12 @@ from torch import Tensor
 import mpicomp
 from mpicomp.advise.__main__ import PROBES
 from mpicomp.advise.forecast import Forecast, record_workload
-from mpicomp.auto import CANDIDATES, SETTLING_STEPS, TIMED_STEPS
+from mpicomp.auto import CANDIDATES, MOST_TRIALS, SETTLING_STEPS, TIMED_STEPS
 from mpicomp.bench.workload import Workload
 from mpicomp.predict import measure
 from mpicomp.predict.choose import DENSE
 
 MEDIAN_ERROR, WORSE_THAN_DENSE, WORSE_THAN_BEST = 0.15, 0.03, 0.10
-MOST_TRIALS = 4  # windows until "auto" has settled: one without compression, three of candidates
 TARGET = (
     f"median error of predicted steps under {MEDIAN_ERROR:.0%}; auto at most "
     f"{WORSE_THAN_DENSE:.0%} slower than no compression and {WORSE_THAN_BEST:.0%} slower than the "
@@ -65,7 +64,7 @@ def predictions(model_name: str, data: tuple[Tensor, Tensor]) -> tuple[dict[str,
 
 def settle(side: Side, data: tuple[Tensor, Tensor]) -> None:
     """Train until "auto" stays with its choice."""
-    for _ in range((SETTLING_STEPS + TIMED_STEPS) * MOST_TRIALS + 1):
+    for _ in range((SETTLING_STEPS + TIMED_STEPS) * (1 + MOST_TRIALS) + 1):
         side.step(*data)
 
 

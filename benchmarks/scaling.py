@@ -25,7 +25,7 @@ from mpicomp.advise.forecast import Forecast, record_workload
 from mpicomp.bench import report
 from mpicomp.bench.workload import Workload
 from mpicomp.predict.choose import DENSE
-from mpicomp.predict.network import load
+from mpicomp.predict.network import Network, load
 
 SPECS = (
     DENSE,
@@ -51,14 +51,13 @@ TARGET = (
 Row = dict[str, Any]
 
 
-def predict(args: argparse.Namespace) -> list[Row]:
+def predict(args: argparse.Namespace, network: Network) -> list[Row]:
     side = make_side("alone", args.model)
     data = sample(args.model, args.batch, rank=0)
     workload = Workload(side.model, [data], loss_of, side.optimizer)
     timeline, grads = record_workload(workload, args.steps)
     params = list(side.model.named_parameters())
     forecast = Forecast(timeline, grads, params, BUCKET_BYTES, contention=0.0)
-    network = load(args.network).network
     rows = []
     for spec in SPECS:
         for ranks in RANKS:
@@ -117,7 +116,8 @@ def options() -> argparse.Namespace:
 def main() -> None:
     args = options()
     torch.set_num_threads(1)
-    rows = predict(args)
+    network = load(args.network).network
+    rows = predict(args, network)
     print(f"{'ranks':>22}" + "".join(f"{ranks:>9}" for ranks in RANKS))
     for spec in SPECS:
         for name in ("step_ms", "wire_ms"):
@@ -126,8 +126,7 @@ def main() -> None:
     if args.plot:
         draw(rows, args.plot)
     holds = growth(rows, GATHERED) >= GROWTH and growth(rows, REDUCED) <= STAYS
-    network = load(args.network)
-    links = {kind: (link.alpha, link.beta) for kind, link in network.network.across.items()}
+    links = {kind: (link.alpha, link.beta) for kind, link in network.across.items()}
     about = {"model": args.model, "batch": args.batch, "links": links}
     result = {"benchmark": "scaling", **about, "rows": rows, "target": TARGET, "holds": holds}
     print(json.dumps(result))

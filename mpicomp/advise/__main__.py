@@ -26,7 +26,7 @@ from mpicomp.compress.rules import resolve
 from mpicomp.errors import MpicompError
 from mpicomp.predict import measure
 from mpicomp.predict.choose import DENSE, LEAST_GAIN
-from mpicomp.predict.network import MEASURED, Link, Network, Profile
+from mpicomp.predict.network import Network, Profile
 from mpicomp.predict.network import load as load_profile
 
 SPECS = ("bf16", "int8", "powersgd:rank=2", "topk:density=0.01", "sketch:density=0.01", "onebit")
@@ -47,10 +47,7 @@ def network_of(args: argparse.Namespace, device: torch.device) -> Network:
     if args.bandwidth is not None:
         if not args.bandwidth > 0:
             raise ValueError(f"advise: --bandwidth must be above 0, got {args.bandwidth}")
-        link = Link(args.latency * MICROSECOND, 0.0)
-        network = Network(
-            network.hosts, network.ranks_per_host, network.within, dict.fromkeys(MEASURED, link)
-        ).with_link(gigabits=args.bandwidth)
+        network = network.with_link(gigabits=args.bandwidth, alpha=args.latency * MICROSECOND)
     if not network.across and not network.within:
         raise MpicompError(
             "advise: the network must be known, got a single rank; start several ranks, give a "

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from mpicomp import world as _world
 from mpicomp.bench.workload import Workload, load
 from mpicomp.optimizer import DistributedOptimizer
+from mpicomp.predict.timeline import now
 
 PHASES = (
     "data",
@@ -54,9 +52,7 @@ class Side:
         return cls(compression, workload, optimizer)
 
     def now(self) -> float:
-        if self.workload.device.type == "cuda":
-            torch.cuda.synchronize(self.workload.device)
-        return time.perf_counter()
+        return now(self.workload.device)
 
     def step_in_a_row(self) -> dict[str, float]:
         """Seconds of each phase of one step."""

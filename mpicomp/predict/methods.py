@@ -8,7 +8,6 @@ ranks is measured where there is one; only the choices of other ranks, which wou
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -31,6 +30,7 @@ from mpicomp.compress.base import (
     Sum,
 )
 from mpicomp.fusion import Plan
+from mpicomp.predict.timeline import now
 
 COUNT_BYTES = 8  # of a length, sent ahead where lengths differ
 CACHE_BYTES = 64 << 20  # more than what a processor keeps
@@ -122,35 +122,29 @@ def leader(compressor: Compressor, bucket: Bucket, state: State) -> int:
 
 def play(compressor: Compressor, bucket: Bucket, state: State, grads: Mapping[str, Tensor]) -> Cost:
     """One exchange of ``grads`` with ``bucket.size`` ranks that hold the same."""
-    start = _now(bucket)
+    start = now(bucket.flat.device)
     for name in bucket:
         compressor.load_(bucket, state, name, grads[name])
-    accumulate = _now(bucket) - start
+    accumulate = now(bucket.flat.device) - start
     steps = compressor.exchange(bucket, state)
     collectives: list[Collective] = []
     encode, num_bytes = 0.0, 0
     answer: Answer = None
     while True:
-        start = _now(bucket)
+        start = now(bucket.flat.device)
         try:
             message = steps.send(answer)
         except StopIteration as stop:
             exchanged = stop.value
             break
-        encode += _now(bucket) - start
+        encode += now(bucket.flat.device) - start
         collectives += collectives_of(message, bucket.size)
         num_bytes += message.num_bytes
         answer = answer_to(message, bucket)
     exchanged.commit(frozenset())
     exchanged.mean.store_(bucket)
-    decode = _now(bucket) - start
+    decode = now(bucket.flat.device) - start
     return Cost(accumulate, encode, decode, tuple(collectives), num_bytes)
-
-
-def _now(bucket: Bucket) -> float:
-    if bucket.flat.is_cuda:
-        torch.cuda.synchronize(bucket.flat.device)
-    return time.perf_counter()
 
 
 def collectives_of(message: Message, size: int) -> tuple[Collective, ...]:

@@ -114,15 +114,17 @@ class Network:
         return replace(self, hosts=hosts, ranks_per_host=local)
 
     def with_link(self, *, gigabits: float, alpha: float | None = None) -> Network:
-        """The same hosts joined by links of ``gigabits`` Gb/s (and ``alpha`` seconds)."""
+        """The same hosts joined by links of ``gigabits`` Gb/s and ``alpha`` seconds.
+
+        Without ``alpha``, what each collective has across hosts, or else the least within one.
+        """
         beta = 1 / (gigabits * GIGABIT)
         links = self.across or self.within
-        default = min(link.alpha for link in links.values()) if links else 0.0
+        least = min((link.alpha for link in links.values()), default=0.0)
+        alphas = {kind: link.alpha for kind, link in links.items()} if alpha is None else {}
         across = {
-            collective: Link(
-                alpha if alpha is not None else links.get(collective, Link(default, 0)).alpha, beta
-            )
-            for collective in MEASURED
+            kind: Link(alphas.get(kind, least if alpha is None else alpha), beta)
+            for kind in MEASURED
         }
         return replace(self, across=across)
 

@@ -31,6 +31,13 @@ class Timeline:
         return self.outside_seconds + self.backward_seconds
 
 
+def now(device: torch.device) -> float:
+    """Seconds by `time.perf_counter`, when ``device`` has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def record(
     named_parameters: Iterable[tuple[str, nn.Parameter]],
     loss: Callable[[], Tensor],
@@ -49,18 +56,13 @@ def record(
     arrived: dict[str, float] = {}
     watched: list[str] = []
     handles = []
-    device = torch.device("cpu")
+    named = list(named_parameters)
+    device = named[0][1].device if named else torch.device("cpu")
 
-    def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter()
-
-    for name, param in named_parameters:
-        device = param.device
+    for name, param in named:
 
         def arrive(_: Tensor, name: str = name) -> None:
-            arrived[name] = now()
+            arrived[name] = now(device)
 
         if param.requires_grad:
             watched.append(name)
@@ -69,14 +71,14 @@ def record(
     try:
         for _ in range(steps + 1):
             arrived.clear()
-            start = now()
+            start = now(device)
             value = loss()
-            backward = now()
+            backward = now(device)
             value.backward()
-            end = now()
+            end = now(device)
             update()
             since = {name: seconds - backward for name, seconds in arrived.items()}
-            runs.append((now() - start - (end - backward), end - backward, since))
+            runs.append((now(device) - start - (end - backward), end - backward, since))
     finally:
         for handle in handles:
             handle.remove()
