@@ -15,6 +15,7 @@ from mpicomp.compress.base import Bucket, Compressor, Entry, State
 from mpicomp.compress.dense import NoCompression
 
 _ALIGN_BYTES = 64
+_FIRST_BYTES = 1 << 20  # of the first bucket, so that the network has work soon after backward begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def plan(
     compressors: Mapping[str, Compressor],
     bucket_bytes: float,
 ) -> list[Plan]:
-    """Divide ``params`` among buckets of about ``bucket_bytes``.
+    """Divide ``params`` among buckets of about ``bucket_bytes``; the first is at most about 1 MB.
 
     Parameters of one bucket share compressor, device and element type, and lie in the order given,
     which should be that in which gradients arrive. The buckets are in the order in which they will
@@ -56,7 +57,8 @@ def plan(
         members = open_buckets.setdefault(key, [])
         members.append((name, param))
         last[key] = position
-        if sum(p.numel() for _, p in members) * key[2].itemsize >= bucket_bytes:
+        full = bucket_bytes if done else min(bucket_bytes, _FIRST_BYTES)
+        if sum(p.numel() for _, p in members) * key[2].itemsize >= full:
             done.append((position, _close(key, open_buckets.pop(key))))
     done += [(last[key], _close(key, members)) for key, members in open_buckets.items()]
     return [bucket for _, bucket in sorted(done, key=lambda item: item[0])]
