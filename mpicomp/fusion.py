@@ -15,7 +15,7 @@ from mpicomp.compress.base import Bucket, Compressor, Entry, State
 from mpicomp.compress.dense import NoCompression
 
 _ALIGN_BYTES = 64
-_FIRST_BYTES = 1 << 20  # of the first bucket, so that the network has work soon after backward begins
+_FIRST_BYTES = 1 << 20  # of the first bucket: the network has work soon after backward begins
 
 
 @dataclass(frozen=True, slots=True)
