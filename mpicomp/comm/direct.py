@@ -3,8 +3,9 @@
 Of each piece every rank owns a segment: partial results travel around a ring until the owner has
 its segment from all, and results go around once more. A rank sends 2 (n - 1) / n of the bytes, and
 hears from one other rank alone: where many send to one at a time, a link drops what does not fit.
-While one piece is combined, others keep the network busy. MPI's own non-blocking all-reduce works
-on one piece at a time, and some send every byte to every rank.
+Floats of 16 bits go to the owner directly, to be rounded once. While one piece is combined, others
+keep the network busy. MPI's own non-blocking all-reduce works on one piece at a time, and some send
+every byte to every rank.
 
 Reference: P. Patarasuk and X. Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of
 Workstations", Journal of Parallel and Distributed Computing, 2009.
@@ -53,7 +54,7 @@ def _reduce_piece(
 ) -> Task[None]:
     tag = number % _TAGS  # pieces may finish in another order on another rank
     segments = flat.tensor_split(comm.size)
-    if flat.dtype in HALVES and comm.size > 2:
+    if flat.dtype in HALVES:
         yield from _send_to_owners(comm, segments, combine, scale, tag)
     else:
         yield from _combine_around(comm, segments, combine, scale, tag)
