@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,13 @@ from mpicomp_launch import command, mpis
 
 ROOT = Path(__file__).resolve().parents[1]
 Job = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def pytest_configure() -> None:
+    """Jobs under test inherit which signals are ignored: these, if a shell's background runs us."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in (signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
